@@ -1,0 +1,326 @@
+from google.protobuf.internal import containers as _containers
+from google.protobuf.internal import enum_type_wrapper as _enum_type_wrapper
+from google.protobuf import descriptor as _descriptor
+from google.protobuf import message as _message
+from collections.abc import Iterable as _Iterable, Mapping as _Mapping
+from typing import ClassVar as _ClassVar, Optional as _Optional, Union as _Union
+
+DESCRIPTOR: _descriptor.FileDescriptor
+
+class EndReason(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
+    __slots__ = ()
+    END_REASON_UNSPECIFIED: _ClassVar[EndReason]
+    END_REASON_STOP: _ClassVar[EndReason]
+    END_REASON_LENGTH: _ClassVar[EndReason]
+
+class EndCause(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
+    __slots__ = ()
+    END_CAUSE_UNSPECIFIED: _ClassVar[EndCause]
+    END_CAUSE_CANCELLED: _ClassVar[EndCause]
+    END_CAUSE_INVALID: _ClassVar[EndCause]
+    END_CAUSE_EXHAUSTED: _ClassVar[EndCause]
+    END_CAUSE_DRAINING: _ClassVar[EndCause]
+    END_CAUSE_DEADLINE: _ClassVar[EndCause]
+    END_CAUSE_TRANSFER_FAILED: _ClassVar[EndCause]
+    END_CAUSE_TICKET_REFUSED: _ClassVar[EndCause]
+    END_CAUSE_INTERNAL: _ClassVar[EndCause]
+END_REASON_UNSPECIFIED: EndReason
+END_REASON_STOP: EndReason
+END_REASON_LENGTH: EndReason
+END_CAUSE_UNSPECIFIED: EndCause
+END_CAUSE_CANCELLED: EndCause
+END_CAUSE_INVALID: EndCause
+END_CAUSE_EXHAUSTED: EndCause
+END_CAUSE_DRAINING: EndCause
+END_CAUSE_DEADLINE: EndCause
+END_CAUSE_TRANSFER_FAILED: EndCause
+END_CAUSE_TICKET_REFUSED: EndCause
+END_CAUSE_INTERNAL: EndCause
+
+class PrefillServiceAttachRequest(_message.Message):
+    __slots__ = ("hello", "submit", "cancel", "audit", "drain")
+    HELLO_FIELD_NUMBER: _ClassVar[int]
+    SUBMIT_FIELD_NUMBER: _ClassVar[int]
+    CANCEL_FIELD_NUMBER: _ClassVar[int]
+    AUDIT_FIELD_NUMBER: _ClassVar[int]
+    DRAIN_FIELD_NUMBER: _ClassVar[int]
+    hello: Hello
+    submit: SubmitPrompt
+    cancel: Cancel
+    audit: AuditQuery
+    drain: Drain
+    def __init__(self, hello: _Optional[_Union[Hello, _Mapping]] = ..., submit: _Optional[_Union[SubmitPrompt, _Mapping]] = ..., cancel: _Optional[_Union[Cancel, _Mapping]] = ..., audit: _Optional[_Union[AuditQuery, _Mapping]] = ..., drain: _Optional[_Union[Drain, _Mapping]] = ...) -> None: ...
+
+class PrefillServiceAttachResponse(_message.Message):
+    __slots__ = ("welcome", "outputs", "ended", "load", "audit", "handed_over")
+    WELCOME_FIELD_NUMBER: _ClassVar[int]
+    OUTPUTS_FIELD_NUMBER: _ClassVar[int]
+    ENDED_FIELD_NUMBER: _ClassVar[int]
+    LOAD_FIELD_NUMBER: _ClassVar[int]
+    AUDIT_FIELD_NUMBER: _ClassVar[int]
+    HANDED_OVER_FIELD_NUMBER: _ClassVar[int]
+    welcome: Welcome
+    outputs: StepOutputs
+    ended: Ended
+    load: LoadReport
+    audit: AuditReport
+    handed_over: HandedOver
+    def __init__(self, welcome: _Optional[_Union[Welcome, _Mapping]] = ..., outputs: _Optional[_Union[StepOutputs, _Mapping]] = ..., ended: _Optional[_Union[Ended, _Mapping]] = ..., load: _Optional[_Union[LoadReport, _Mapping]] = ..., audit: _Optional[_Union[AuditReport, _Mapping]] = ..., handed_over: _Optional[_Union[HandedOver, _Mapping]] = ...) -> None: ...
+
+class DecodeServiceAttachRequest(_message.Message):
+    __slots__ = ("hello", "reserve", "cancel", "audit", "drain")
+    HELLO_FIELD_NUMBER: _ClassVar[int]
+    RESERVE_FIELD_NUMBER: _ClassVar[int]
+    CANCEL_FIELD_NUMBER: _ClassVar[int]
+    AUDIT_FIELD_NUMBER: _ClassVar[int]
+    DRAIN_FIELD_NUMBER: _ClassVar[int]
+    hello: Hello
+    reserve: Reserve
+    cancel: Cancel
+    audit: AuditQuery
+    drain: Drain
+    def __init__(self, hello: _Optional[_Union[Hello, _Mapping]] = ..., reserve: _Optional[_Union[Reserve, _Mapping]] = ..., cancel: _Optional[_Union[Cancel, _Mapping]] = ..., audit: _Optional[_Union[AuditQuery, _Mapping]] = ..., drain: _Optional[_Union[Drain, _Mapping]] = ...) -> None: ...
+
+class DecodeServiceAttachResponse(_message.Message):
+    __slots__ = ("welcome", "outputs", "ended", "load", "audit", "reserved", "adopted")
+    WELCOME_FIELD_NUMBER: _ClassVar[int]
+    OUTPUTS_FIELD_NUMBER: _ClassVar[int]
+    ENDED_FIELD_NUMBER: _ClassVar[int]
+    LOAD_FIELD_NUMBER: _ClassVar[int]
+    AUDIT_FIELD_NUMBER: _ClassVar[int]
+    RESERVED_FIELD_NUMBER: _ClassVar[int]
+    ADOPTED_FIELD_NUMBER: _ClassVar[int]
+    welcome: Welcome
+    outputs: StepOutputs
+    ended: Ended
+    load: LoadReport
+    audit: AuditReport
+    reserved: Reserved
+    adopted: Adopted
+    def __init__(self, welcome: _Optional[_Union[Welcome, _Mapping]] = ..., outputs: _Optional[_Union[StepOutputs, _Mapping]] = ..., ended: _Optional[_Union[Ended, _Mapping]] = ..., load: _Optional[_Union[LoadReport, _Mapping]] = ..., audit: _Optional[_Union[AuditReport, _Mapping]] = ..., reserved: _Optional[_Union[Reserved, _Mapping]] = ..., adopted: _Optional[_Union[Adopted, _Mapping]] = ...) -> None: ...
+
+class Hello(_message.Message):
+    __slots__ = ("protocol_version", "gateway_id", "gateway_epoch")
+    PROTOCOL_VERSION_FIELD_NUMBER: _ClassVar[int]
+    GATEWAY_ID_FIELD_NUMBER: _ClassVar[int]
+    GATEWAY_EPOCH_FIELD_NUMBER: _ClassVar[int]
+    protocol_version: int
+    gateway_id: str
+    gateway_epoch: int
+    def __init__(self, protocol_version: _Optional[int] = ..., gateway_id: _Optional[str] = ..., gateway_epoch: _Optional[int] = ...) -> None: ...
+
+class Welcome(_message.Message):
+    __slots__ = ("protocol_version", "worker_id", "epoch", "layout_fingerprint", "kv_endpoints", "model_digest", "max_model_len", "vocab_size", "block_size", "total_blocks", "max_num_seqs", "eos_token_ids")
+    PROTOCOL_VERSION_FIELD_NUMBER: _ClassVar[int]
+    WORKER_ID_FIELD_NUMBER: _ClassVar[int]
+    EPOCH_FIELD_NUMBER: _ClassVar[int]
+    LAYOUT_FINGERPRINT_FIELD_NUMBER: _ClassVar[int]
+    KV_ENDPOINTS_FIELD_NUMBER: _ClassVar[int]
+    MODEL_DIGEST_FIELD_NUMBER: _ClassVar[int]
+    MAX_MODEL_LEN_FIELD_NUMBER: _ClassVar[int]
+    VOCAB_SIZE_FIELD_NUMBER: _ClassVar[int]
+    BLOCK_SIZE_FIELD_NUMBER: _ClassVar[int]
+    TOTAL_BLOCKS_FIELD_NUMBER: _ClassVar[int]
+    MAX_NUM_SEQS_FIELD_NUMBER: _ClassVar[int]
+    EOS_TOKEN_IDS_FIELD_NUMBER: _ClassVar[int]
+    protocol_version: int
+    worker_id: str
+    epoch: int
+    layout_fingerprint: bytes
+    kv_endpoints: _containers.RepeatedScalarFieldContainer[str]
+    model_digest: str
+    max_model_len: int
+    vocab_size: int
+    block_size: int
+    total_blocks: int
+    max_num_seqs: int
+    eos_token_ids: _containers.RepeatedScalarFieldContainer[int]
+    def __init__(self, protocol_version: _Optional[int] = ..., worker_id: _Optional[str] = ..., epoch: _Optional[int] = ..., layout_fingerprint: _Optional[bytes] = ..., kv_endpoints: _Optional[_Iterable[str]] = ..., model_digest: _Optional[str] = ..., max_model_len: _Optional[int] = ..., vocab_size: _Optional[int] = ..., block_size: _Optional[int] = ..., total_blocks: _Optional[int] = ..., max_num_seqs: _Optional[int] = ..., eos_token_ids: _Optional[_Iterable[int]] = ...) -> None: ...
+
+class SubmitPrompt(_message.Message):
+    __slots__ = ("sequence", "ticket", "target_endpoints", "blocks_held_by_target")
+    SEQUENCE_FIELD_NUMBER: _ClassVar[int]
+    TICKET_FIELD_NUMBER: _ClassVar[int]
+    TARGET_ENDPOINTS_FIELD_NUMBER: _ClassVar[int]
+    BLOCKS_HELD_BY_TARGET_FIELD_NUMBER: _ClassVar[int]
+    sequence: SequenceSpec
+    ticket: bytes
+    target_endpoints: _containers.RepeatedScalarFieldContainer[str]
+    blocks_held_by_target: int
+    def __init__(self, sequence: _Optional[_Union[SequenceSpec, _Mapping]] = ..., ticket: _Optional[bytes] = ..., target_endpoints: _Optional[_Iterable[str]] = ..., blocks_held_by_target: _Optional[int] = ...) -> None: ...
+
+class Reserve(_message.Message):
+    __slots__ = ("sequence", "ticket")
+    SEQUENCE_FIELD_NUMBER: _ClassVar[int]
+    TICKET_FIELD_NUMBER: _ClassVar[int]
+    sequence: SequenceSpec
+    ticket: bytes
+    def __init__(self, sequence: _Optional[_Union[SequenceSpec, _Mapping]] = ..., ticket: _Optional[bytes] = ...) -> None: ...
+
+class Reserved(_message.Message):
+    __slots__ = ("request_id", "attempt", "blocks_held")
+    REQUEST_ID_FIELD_NUMBER: _ClassVar[int]
+    ATTEMPT_FIELD_NUMBER: _ClassVar[int]
+    BLOCKS_HELD_FIELD_NUMBER: _ClassVar[int]
+    request_id: str
+    attempt: int
+    blocks_held: int
+    def __init__(self, request_id: _Optional[str] = ..., attempt: _Optional[int] = ..., blocks_held: _Optional[int] = ...) -> None: ...
+
+class Adopted(_message.Message):
+    __slots__ = ("request_id", "attempt")
+    REQUEST_ID_FIELD_NUMBER: _ClassVar[int]
+    ATTEMPT_FIELD_NUMBER: _ClassVar[int]
+    request_id: str
+    attempt: int
+    def __init__(self, request_id: _Optional[str] = ..., attempt: _Optional[int] = ...) -> None: ...
+
+class HandedOver(_message.Message):
+    __slots__ = ("request_id", "attempt")
+    REQUEST_ID_FIELD_NUMBER: _ClassVar[int]
+    ATTEMPT_FIELD_NUMBER: _ClassVar[int]
+    request_id: str
+    attempt: int
+    def __init__(self, request_id: _Optional[str] = ..., attempt: _Optional[int] = ...) -> None: ...
+
+class SequenceSpec(_message.Message):
+    __slots__ = ("request_id", "attempt", "choice", "token_ids", "prompt_tokens", "max_tokens", "min_tokens", "stop_token_ids", "temperature", "top_p", "top_k", "min_p", "seed", "logprobs", "time_left_ms")
+    REQUEST_ID_FIELD_NUMBER: _ClassVar[int]
+    ATTEMPT_FIELD_NUMBER: _ClassVar[int]
+    CHOICE_FIELD_NUMBER: _ClassVar[int]
+    TOKEN_IDS_FIELD_NUMBER: _ClassVar[int]
+    PROMPT_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    MAX_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    MIN_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    STOP_TOKEN_IDS_FIELD_NUMBER: _ClassVar[int]
+    TEMPERATURE_FIELD_NUMBER: _ClassVar[int]
+    TOP_P_FIELD_NUMBER: _ClassVar[int]
+    TOP_K_FIELD_NUMBER: _ClassVar[int]
+    MIN_P_FIELD_NUMBER: _ClassVar[int]
+    SEED_FIELD_NUMBER: _ClassVar[int]
+    LOGPROBS_FIELD_NUMBER: _ClassVar[int]
+    TIME_LEFT_MS_FIELD_NUMBER: _ClassVar[int]
+    request_id: str
+    attempt: int
+    choice: int
+    token_ids: _containers.RepeatedScalarFieldContainer[int]
+    prompt_tokens: int
+    max_tokens: int
+    min_tokens: int
+    stop_token_ids: _containers.RepeatedScalarFieldContainer[int]
+    temperature: float
+    top_p: float
+    top_k: int
+    min_p: float
+    seed: int
+    logprobs: int
+    time_left_ms: int
+    def __init__(self, request_id: _Optional[str] = ..., attempt: _Optional[int] = ..., choice: _Optional[int] = ..., token_ids: _Optional[_Iterable[int]] = ..., prompt_tokens: _Optional[int] = ..., max_tokens: _Optional[int] = ..., min_tokens: _Optional[int] = ..., stop_token_ids: _Optional[_Iterable[int]] = ..., temperature: _Optional[float] = ..., top_p: _Optional[float] = ..., top_k: _Optional[int] = ..., min_p: _Optional[float] = ..., seed: _Optional[int] = ..., logprobs: _Optional[int] = ..., time_left_ms: _Optional[int] = ...) -> None: ...
+
+class Cancel(_message.Message):
+    __slots__ = ("request_id", "attempt")
+    REQUEST_ID_FIELD_NUMBER: _ClassVar[int]
+    ATTEMPT_FIELD_NUMBER: _ClassVar[int]
+    request_id: str
+    attempt: int
+    def __init__(self, request_id: _Optional[str] = ..., attempt: _Optional[int] = ...) -> None: ...
+
+class StepOutputs(_message.Message):
+    __slots__ = ("step", "outputs")
+    STEP_FIELD_NUMBER: _ClassVar[int]
+    OUTPUTS_FIELD_NUMBER: _ClassVar[int]
+    step: int
+    outputs: _containers.RepeatedCompositeFieldContainer[SequenceOutput]
+    def __init__(self, step: _Optional[int] = ..., outputs: _Optional[_Iterable[_Union[SequenceOutput, _Mapping]]] = ...) -> None: ...
+
+class SequenceOutput(_message.Message):
+    __slots__ = ("request_id", "attempt", "position", "token_id", "logprob", "top_token_ids", "top_logprobs", "end_reason")
+    REQUEST_ID_FIELD_NUMBER: _ClassVar[int]
+    ATTEMPT_FIELD_NUMBER: _ClassVar[int]
+    POSITION_FIELD_NUMBER: _ClassVar[int]
+    TOKEN_ID_FIELD_NUMBER: _ClassVar[int]
+    LOGPROB_FIELD_NUMBER: _ClassVar[int]
+    TOP_TOKEN_IDS_FIELD_NUMBER: _ClassVar[int]
+    TOP_LOGPROBS_FIELD_NUMBER: _ClassVar[int]
+    END_REASON_FIELD_NUMBER: _ClassVar[int]
+    request_id: str
+    attempt: int
+    position: int
+    token_id: int
+    logprob: float
+    top_token_ids: _containers.RepeatedScalarFieldContainer[int]
+    top_logprobs: _containers.RepeatedScalarFieldContainer[float]
+    end_reason: EndReason
+    def __init__(self, request_id: _Optional[str] = ..., attempt: _Optional[int] = ..., position: _Optional[int] = ..., token_id: _Optional[int] = ..., logprob: _Optional[float] = ..., top_token_ids: _Optional[_Iterable[int]] = ..., top_logprobs: _Optional[_Iterable[float]] = ..., end_reason: _Optional[_Union[EndReason, str]] = ...) -> None: ...
+
+class Ended(_message.Message):
+    __slots__ = ("request_id", "attempt", "cause", "detail")
+    REQUEST_ID_FIELD_NUMBER: _ClassVar[int]
+    ATTEMPT_FIELD_NUMBER: _ClassVar[int]
+    CAUSE_FIELD_NUMBER: _ClassVar[int]
+    DETAIL_FIELD_NUMBER: _ClassVar[int]
+    request_id: str
+    attempt: int
+    cause: EndCause
+    detail: str
+    def __init__(self, request_id: _Optional[str] = ..., attempt: _Optional[int] = ..., cause: _Optional[_Union[EndCause, str]] = ..., detail: _Optional[str] = ...) -> None: ...
+
+class LoadReport(_message.Message):
+    __slots__ = ("step", "running_sequences", "waiting_sequences", "waiting_tokens", "free_blocks", "total_blocks", "finished_sequences", "draining")
+    STEP_FIELD_NUMBER: _ClassVar[int]
+    RUNNING_SEQUENCES_FIELD_NUMBER: _ClassVar[int]
+    WAITING_SEQUENCES_FIELD_NUMBER: _ClassVar[int]
+    WAITING_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    FREE_BLOCKS_FIELD_NUMBER: _ClassVar[int]
+    TOTAL_BLOCKS_FIELD_NUMBER: _ClassVar[int]
+    FINISHED_SEQUENCES_FIELD_NUMBER: _ClassVar[int]
+    DRAINING_FIELD_NUMBER: _ClassVar[int]
+    step: int
+    running_sequences: int
+    waiting_sequences: int
+    waiting_tokens: int
+    free_blocks: int
+    total_blocks: int
+    finished_sequences: int
+    draining: bool
+    def __init__(self, step: _Optional[int] = ..., running_sequences: _Optional[int] = ..., waiting_sequences: _Optional[int] = ..., waiting_tokens: _Optional[int] = ..., free_blocks: _Optional[int] = ..., total_blocks: _Optional[int] = ..., finished_sequences: _Optional[int] = ..., draining: _Optional[bool] = ...) -> None: ...
+
+class AuditQuery(_message.Message):
+    __slots__ = ("query_id",)
+    QUERY_ID_FIELD_NUMBER: _ClassVar[int]
+    query_id: int
+    def __init__(self, query_id: _Optional[int] = ...) -> None: ...
+
+class AuditReport(_message.Message):
+    __slots__ = ("query_id", "total_blocks", "free_blocks", "cached_blocks", "owned_blocks", "quarantined_blocks", "owners", "violations")
+    QUERY_ID_FIELD_NUMBER: _ClassVar[int]
+    TOTAL_BLOCKS_FIELD_NUMBER: _ClassVar[int]
+    FREE_BLOCKS_FIELD_NUMBER: _ClassVar[int]
+    CACHED_BLOCKS_FIELD_NUMBER: _ClassVar[int]
+    OWNED_BLOCKS_FIELD_NUMBER: _ClassVar[int]
+    QUARANTINED_BLOCKS_FIELD_NUMBER: _ClassVar[int]
+    OWNERS_FIELD_NUMBER: _ClassVar[int]
+    VIOLATIONS_FIELD_NUMBER: _ClassVar[int]
+    query_id: int
+    total_blocks: int
+    free_blocks: int
+    cached_blocks: int
+    owned_blocks: int
+    quarantined_blocks: int
+    owners: _containers.RepeatedCompositeFieldContainer[Owner]
+    violations: _containers.RepeatedScalarFieldContainer[str]
+    def __init__(self, query_id: _Optional[int] = ..., total_blocks: _Optional[int] = ..., free_blocks: _Optional[int] = ..., cached_blocks: _Optional[int] = ..., owned_blocks: _Optional[int] = ..., quarantined_blocks: _Optional[int] = ..., owners: _Optional[_Iterable[_Union[Owner, _Mapping]]] = ..., violations: _Optional[_Iterable[str]] = ...) -> None: ...
+
+class Owner(_message.Message):
+    __slots__ = ("kind", "request_id", "blocks")
+    KIND_FIELD_NUMBER: _ClassVar[int]
+    REQUEST_ID_FIELD_NUMBER: _ClassVar[int]
+    BLOCKS_FIELD_NUMBER: _ClassVar[int]
+    kind: str
+    request_id: str
+    blocks: int
+    def __init__(self, kind: _Optional[str] = ..., request_id: _Optional[str] = ..., blocks: _Optional[int] = ...) -> None: ...
+
+class Drain(_message.Message):
+    __slots__ = ()
+    def __init__(self) -> None: ...

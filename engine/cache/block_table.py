@@ -1,0 +1,60 @@
+"""The ordered blocks of one token run. Holding a table is owning one reference to each of its blocks.
+
+A table has one owner. Giving it to another owner is `BlockPool.transfer`; the old handle is spent by it, and every
+use of a spent handle raises. Only the pool makes, changes or spends tables.
+"""
+
+from dataclasses import dataclass
+from enum import StrEnum
+
+
+class OwnerKind(StrEnum):
+    SEQUENCE = "sequence"
+    HOLD = "hold"
+    RESERVATION = "reservation"
+
+
+@dataclass(frozen=True, slots=True)
+class Owner:
+    """Who answers for a table: the kind of record and the request it belongs to."""
+
+    kind: OwnerKind
+    request_id: str
+
+
+class BlockTable:
+    """Handle to an ordered run of blocks."""
+
+    __slots__ = ("_blocks", "_owner")
+
+    def __init__(self, owner: Owner, blocks: list[int]) -> None:
+        self._owner = owner
+        self._blocks: list[int] | None = blocks
+
+    @property
+    def owner(self) -> Owner:
+        return self._owner
+
+    def ids(self) -> tuple[int, ...]:
+        """Block ids in token order."""
+        return tuple(self._live())
+
+    def __len__(self) -> int:
+        return len(self._live())
+
+    def spent(self) -> bool:
+        return self._blocks is None
+
+    def extend(self, blocks: list[int]) -> None:
+        """For the pool."""
+        self._live().extend(blocks)
+
+    def spend(self) -> list[int]:
+        """For the pool: take the blocks out and make this handle unusable."""
+        blocks = self._live()
+        self._blocks = None
+        return blocks
+
+    def _live(self) -> list[int]:
+        assert self._blocks is not None, f"block table of {self._owner} was given away"
+        return self._blocks

@@ -1,0 +1,54 @@
+"""Geometry and dtype of a block, and the digest that both ends of a hand-off compare."""
+
+import hashlib
+from dataclasses import dataclass
+from math import prod
+
+import torch
+
+LAYOUT_VERSION = 1
+
+_DTYPE_NAMES = {torch.float32: "float32", torch.bfloat16: "bfloat16"}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class KVLayout:
+    """A block holds KV of `block_size` consecutive positions, all layers, in one contiguous run of bytes."""
+
+    model_digest: str
+    layers: int
+    kv_heads: int
+    head_dim: int
+    block_size: int
+    dtype: torch.dtype
+
+    def block_shape(self) -> tuple[int, int, int, int, int]:
+        """[layers, 2 (key, value), block_size, kv_heads, head_dim]."""
+        return (self.layers, 2, self.block_size, self.kv_heads, self.head_dim)
+
+    def block_bytes(self) -> int:
+        return prod(self.block_shape()) * self.dtype.itemsize
+
+    def blocks_for(self, tokens: int) -> int:
+        """Blocks that hold `tokens` positions."""
+        return -(-tokens // self.block_size)
+
+    def fields(self) -> dict[str, str]:
+        """What the fingerprint covers, by name: two workers that differ are told which field differs."""
+        return {
+            "version": str(LAYOUT_VERSION),
+            "model": self.model_digest,
+            "layers": str(self.layers),
+            "kv_heads": str(self.kv_heads),
+            "head_dim": str(self.head_dim),
+            "block_size": str(self.block_size),
+            "dtype": _DTYPE_NAMES[self.dtype],
+        }
+
+    def fingerprint(self) -> bytes:
+        """SHA-256 over the length-prefixed fields: 32 bytes."""
+        digest = hashlib.sha256()
+        for name, value in sorted(self.fields().items()):
+            for part in (name.encode(), value.encode()):
+                digest.update(len(part).to_bytes(4, "big") + part)
+        return digest.digest()

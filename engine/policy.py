@@ -1,0 +1,55 @@
+"""What a policy sees, and what it proposes.
+
+A policy is a pure function: it reads a View and returns a Plan. It allocates nothing, changes nothing, waits for
+nothing. The core validates the plan and moves the blocks; one place asserts memory safety for every policy.
+"""
+
+from dataclasses import dataclass
+from typing import Protocol
+
+from engine.sequence import SequenceId
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SequenceView:
+    """One sequence as a policy sees it. Counts are tokens and blocks; arrived is in seconds on the core's clock.
+
+    blocks_to_start: blocks that a waiting sequence needs before its first token can be computed, for all its
+    tokens known now. 0 for a sequence that is running.
+    """
+
+    id: SequenceId
+    uncomputed: int
+    length: int
+    blocks_held: int
+    blocks_to_start: int
+    arrived: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class View:
+    """The engine between two steps. waiting and running are in order of arrival."""
+
+    waiting: tuple[SequenceView, ...]
+    running: tuple[SequenceView, ...]
+    free_blocks: int
+    block_size: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Work:
+    """Compute the next `count` uncomputed tokens of a sequence; count is in [1, uncomputed]."""
+
+    id: SequenceId
+    count: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Plan:
+    """One step. A waiting sequence that gets work is started by it."""
+
+    work: tuple[Work, ...]
+
+
+class Policy(Protocol):
+    def plan(self, view: View, now: float) -> Plan: ...

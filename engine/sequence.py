@@ -1,0 +1,114 @@
+"""One choice's progress on one engine.
+
+Owns the known tokens, how many of them are computed, the block table and the state. Called by the core alone;
+everybody else sees frozen views. Never decides anything: what comes next is a policy's business.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from enum import Enum, auto
+from typing import TypeAlias
+
+from engine.cache.block_table import BlockTable
+from engine.errors import IllegalTransition
+
+SequenceId: TypeAlias = tuple[str, int, int]
+"""(request id, attempt, choice)."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SamplingParams:
+    """How tokens are chosen.
+
+    temperature: [0, 2], 0 is greedy. top_k: count, 0 is off. top_p: (0, 1], 1 is off. min_p: [0, 1], 0 is off.
+    seed: any 64-bit integer; choice: from 0. The noise of the token at position p is a function of
+    (seed, choice, p) alone. logprobs: number of alternatives per token, None for no logprobs at all.
+    """
+
+    temperature: float = 0.0
+    top_k: int = 0
+    top_p: float = 1.0
+    min_p: float = 0.0
+    seed: int = 0
+    choice: int = 0
+    logprobs: int | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StopRules:
+    """When a sequence ends by its tokens. Text rules are the gateway's.
+
+    length_limit: tokens in all, prompt included, at which the sequence ends. min_length: tokens in all before
+    which no stop token is sampled. stop_token_ids: end-of-sequence tokens included unless they are ignored.
+    """
+
+    length_limit: int
+    min_length: int = 0
+    stop_token_ids: frozenset[int] = frozenset()
+
+
+class State(Enum):
+    WAITING = auto()
+    RUNNING = auto()
+    FINISHED = auto()
+    DETACHED = auto()
+
+
+class Event(Enum):
+    START = auto()
+    FINISH = auto()
+    DETACH = auto()
+
+
+TRANSITIONS: Mapping[tuple[State, Event], State] = {
+    (State.WAITING, Event.START): State.RUNNING,
+    (State.WAITING, Event.DETACH): State.DETACHED,
+    (State.RUNNING, Event.FINISH): State.FINISHED,
+    (State.RUNNING, Event.DETACH): State.DETACHED,
+    (State.FINISHED, Event.DETACH): State.DETACHED,
+}
+"""What may happen to a sequence; everything else raises."""
+
+
+class EndReason(Enum):
+    STOP = auto()
+    LENGTH = auto()
+
+
+@dataclass(slots=True, kw_only=True)
+class Sequence:
+    """Known tokens, computed count, table and state of one choice.
+
+    computed: tokens whose KV is in the table, in [0, len(tokens)]. A sequence with one token left to compute
+    generates; one with more is still reading its prompt. arrived: seconds on the engine's clock.
+    """
+
+    id: SequenceId
+    tokens: list[int]
+    sampling: SamplingParams
+    stop: StopRules
+    arrived: float
+    computed: int = 0
+    table: BlockTable | None = None
+    state: State = field(default=State.WAITING)
+    end_reason: EndReason | None = None
+
+    def advance(self, event: Event) -> None:
+        """Take one legal transition. Raises IllegalTransition, and changes nothing, for any other."""
+        target = TRANSITIONS.get((self.state, event))
+        if target is None:
+            raise IllegalTransition(f"sequence {self.id}: {event.name} in state {self.state.name}")
+        self.state = target
+
+    def uncomputed(self) -> int:
+        """Tokens that are known but whose KV is not computed."""
+        return len(self.tokens) - self.computed
+
+    def append(self, token: int) -> None:
+        """Take a sampled token, and note whether it ends the sequence."""
+        assert self.uncomputed() == 0, "a token is sampled from a fully computed sequence"
+        self.tokens.append(token)
+        if token in self.stop.stop_token_ids and len(self.tokens) > self.stop.min_length:
+            self.end_reason = EndReason.STOP
+        elif len(self.tokens) >= self.stop.length_limit:
+            self.end_reason = EndReason.LENGTH

@@ -1,0 +1,85 @@
+"""What a client asked, after validation: immutable, tokenised, with id and seed fixed. Knows no protobuf."""
+
+from dataclasses import dataclass
+from enum import Enum, auto
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ModelCard:
+    """What the gateway knows of the served model. capacity_tokens: what the largest decode pool holds for one
+    sequence, None while no worker has said."""
+
+    name: str
+    vocab_size: int
+    max_model_len: int
+    eos_token_ids: tuple[int, ...]
+    digest: str
+    capacity_tokens: int | None
+
+    def tokens_max(self) -> int:
+        """Tokens that one request may have, prompt and answer together."""
+        if self.capacity_tokens is None:
+            return self.max_model_len
+        return min(self.max_model_len, self.capacity_tokens)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Sampling:
+    """Ranges as in crossdock.v1.SamplingParams; every default is resolved."""
+
+    temperature: float
+    top_p: float
+    top_k: int
+    min_p: float
+    seed: int
+    logprobs: int | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Stop:
+    """token_ids: what ends the answer, end-of-sequence tokens included unless they are ignored.
+    strings: matched on the text, by the gateway."""
+
+    max_tokens: int
+    min_tokens: int
+    token_ids: frozenset[int]
+    strings: tuple[str, ...]
+    include_string: bool
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Request:
+    """deadline: seconds on the gateway's monotonic clock, None for none. prompt_text: as given, None for ids."""
+
+    id: str
+    model: str
+    prompt_token_ids: tuple[int, ...]
+    sampling: Sampling
+    stop: Stop
+    include_special_tokens: bool
+    deadline: float | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Token:
+    """One token of an answer. position: from 0. logprob, top: present when the request asked for logprobs;
+    top holds (token id, logprob), most likely first."""
+
+    position: int
+    token_id: int
+    logprob: float | None
+    top: tuple[tuple[int, float], ...]
+
+
+class EndReason(Enum):
+    STOP = auto()
+    LENGTH = auto()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TokenBatch:
+    """Tokens that arrived together, in order. end: set in the last batch; for STOP the last token is the match."""
+
+    tokens: tuple[Token, ...]
+    end: EndReason | None
+    cached_tokens: int = 0

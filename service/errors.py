@@ -1,0 +1,73 @@
+"""What can go wrong for a client, as exceptions. Only `service.status` knows their gRPC and HTTP codes.
+
+ServiceError
+├── InvalidRequest      a field breaks its limits
+├── ModelNotFound       no such model here
+├── Exhausted           a queue or memory is full; try again later
+├── Unavailable         nobody can serve this now; try again later
+├── DeadlineExpired     the caller's deadline passed
+├── Unauthorised        no or wrong credential
+└── InternalFault       a mistake of ours
+
+Texts carry field names and limits only: no addresses, no contents, no paths.
+"""
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FieldViolation:
+    """field: path in the request, for example "sampling.top_p". description: the rule with its limits."""
+
+    field: str
+    description: str
+
+
+class ServiceError(Exception):
+    """reason: UPPER_SNAKE, at most 63 characters (google.rpc.ErrorInfo)."""
+
+    reason = "INTERNAL"
+
+    def __init__(self, message: str, *, retry_after_ms: int | None = None) -> None:
+        super().__init__(message)
+        self.message = message
+        self.retry_after_ms = retry_after_ms
+
+
+class InvalidRequest(ServiceError):
+    reason = "INVALID_REQUEST"
+
+    def __init__(self, *violations: FieldViolation, reason: str | None = None) -> None:
+        super().__init__("; ".join(f"{v.field}: {v.description}" for v in violations))
+        self.violations = violations
+        if reason is not None:
+            self.reason = reason
+
+
+class ModelNotFound(ServiceError):
+    reason = "MODEL_NOT_FOUND"
+
+
+class Exhausted(ServiceError):
+    reason = "QUEUE_FULL"
+
+
+class Unavailable(ServiceError):
+    reason = "UNAVAILABLE"
+
+    def __init__(self, message: str, *, reason: str | None = None, retry_after_ms: int = 1000) -> None:
+        super().__init__(message, retry_after_ms=retry_after_ms)
+        if reason is not None:
+            self.reason = reason
+
+
+class DeadlineExpired(ServiceError):
+    reason = "DEADLINE_EXPIRED"
+
+
+class Unauthorised(ServiceError):
+    reason = "UNAUTHORISED"
+
+
+class InternalFault(ServiceError):
+    reason = "INTERNAL"
