@@ -1,0 +1,1 @@
+"""The `crossdock` command: one module per verb, loaded when it is called."""

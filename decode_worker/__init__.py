@@ -1,0 +1,1 @@
+"""Takes computed prompts over and generates tokens."""

@@ -3,6 +3,8 @@
 EngineError
 ├── ModelError        the model's files are missing, unknown or broken
 ├── CapacityError     the device cannot hold what was asked for
+├── NoCompiler        the CPU kernels cannot be built here
+├── NonFiniteLogits   the model computed rows that cannot be sampled from
 └── IllegalTransition an event that the current state does not allow; nothing has changed
 """
 
@@ -12,11 +14,23 @@ class EngineError(Exception):
 
 
 class ModelError(EngineError):
-    """The model's files are missing, unreadable, unknown or do not fit together. One line, for the operator."""
+    """The model's files are missing, unreadable, unknown or do not fit together. One line."""
 
 
 class CapacityError(EngineError):
     """The device cannot hold what was asked for. One line with the sizes."""
+
+
+class NonFiniteLogits(EngineError):
+    """The largest logit of some rows is NaN or infinite. rows: their indices in the call, ascending."""
+
+    def __init__(self, rows: tuple[int, ...]) -> None:
+        super().__init__(f"non-finite logits in row {', '.join(map(str, rows))}")
+        self.rows = rows
+
+
+class NoCompiler(EngineError):
+    """No C++ compiler, or one that cannot build the CPU kernels. One line with what was tried."""
 
 
 class IllegalTransition(EngineError):

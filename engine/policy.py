@@ -14,26 +14,24 @@ from engine.sequence import SequenceId
 class SequenceView:
     """One sequence as a policy sees it. Counts are tokens and blocks; arrived is in seconds on the core's clock.
 
-    blocks_to_start: blocks that a waiting sequence needs before its first token can be computed, for all its
-    tokens known now. 0 for a sequence that is running.
+    blocks_to_start: blocks that a waiting sequence must be promised before it starts, so that it can run to its
+    end. 0 for a sequence that is running.
     """
 
     id: SequenceId
     uncomputed: int
     length: int
-    blocks_held: int
     blocks_to_start: int
     arrived: float
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class View:
-    """The engine between two steps. waiting and running are in order of arrival."""
+    """The engine between two steps, in order of arrival. available_blocks: free and not promised to anybody."""
 
     waiting: tuple[SequenceView, ...]
     running: tuple[SequenceView, ...]
-    free_blocks: int
-    block_size: int
+    available_blocks: int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

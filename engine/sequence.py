@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from enum import Enum, auto
 from typing import TypeAlias
 
+from engine.cache.block_pool import Credit
 from engine.cache.block_table import BlockTable
 from engine.errors import IllegalTransition
 
@@ -77,7 +78,7 @@ class EndReason(Enum):
 
 @dataclass(slots=True, kw_only=True)
 class Sequence:
-    """Known tokens, computed count, table and state of one choice.
+    """Known tokens, computed count, table, credit to grow by and state of one choice.
 
     computed: tokens whose KV is in the table, in [0, len(tokens)]. A sequence with one token left to compute
     generates; one with more is still reading its prompt. arrived: seconds on the engine's clock.
@@ -90,6 +91,7 @@ class Sequence:
     arrived: float
     computed: int = 0
     table: BlockTable | None = None
+    credit: Credit | None = None
     state: State = field(default=State.WAITING)
     end_reason: EndReason | None = None
 
@@ -99,6 +101,10 @@ class Sequence:
         if target is None:
             raise IllegalTransition(f"sequence {self.id}: {event.name} in state {self.state.name}")
         self.state = target
+
+    def positions_max(self) -> int:
+        """Positions whose KV can ever be needed: the last token's never is, unless it was given."""
+        return max(len(self.tokens), self.stop.length_limit - 1)
 
     def uncomputed(self) -> int:
         """Tokens that are known but whose KV is not computed."""

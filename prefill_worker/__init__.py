@@ -1,0 +1,1 @@
+"""Computes prompts and hands their KV over."""

@@ -1,8 +1,8 @@
 """All blocks of a worker, and the ledger of who owns them.
 
-free + cached + owned + quarantined = total, always. A block moves by a named verb and by nothing else: allocate,
-extend, transfer, release, quarantine, restore. Called on the step thread alone. Never touches the bytes, never
-decides who gets what.
+free + cached + owned + quarantined = total, always, and credits never exceed what is free. A block moves by a named
+verb and by nothing else: grant, waive, allocate, extend, transfer, release, quarantine, restore. Called on the step
+thread alone. Never touches the bytes, never decides who gets what.
 """
 
 from collections import Counter
@@ -20,15 +20,41 @@ class OwnedBlocks:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Ledger:
-    """A recount of the pool. Counts are blocks; violations is empty when the books balance."""
+    """A recount of the pool. Counts are blocks; promised is the part of free that credits cover; violations is
+    empty when the books balance."""
 
     total: int
     free: int
     cached: int
     owned: int
     quarantined: int
+    promised: int
     owners: tuple[OwnedBlocks, ...]
     violations: tuple[str, ...]
+
+
+class Credit:
+    """A promise of blocks that are not bound yet: a counter, not pages. Only the pool changes it."""
+
+    __slots__ = ("_blocks", "_owner")
+
+    def __init__(self, owner: Owner, blocks: int) -> None:
+        self._owner = owner
+        self._blocks = blocks
+
+    @property
+    def owner(self) -> Owner:
+        return self._owner
+
+    @property
+    def blocks(self) -> int:
+        """Blocks still promised."""
+        return self._blocks
+
+    def draw(self, blocks: int) -> None:
+        """For the pool."""
+        assert 0 <= blocks <= self._blocks, f"{blocks} blocks drawn on a credit of {self._blocks}"
+        self._blocks -= blocks
 
 
 class BlockPool:
@@ -38,6 +64,8 @@ class BlockPool:
         assert total > 0, total
         self._total = total
         self._free = list(range(total - 1, -1, -1))
+        self._promised = 0
+        self._credits: set[Credit] = set()
         self._tables: set[BlockTable] = set()
         self._quarantined: dict[int, list[int]] = {}
         self._receipts = count()
@@ -48,19 +76,39 @@ class BlockPool:
 
     @property
     def free(self) -> int:
-        """Blocks that can be allocated now."""
+        """Blocks that nobody owns."""
         return len(self._free)
 
-    def allocate(self, owner: Owner, blocks: int) -> BlockTable:
-        """A new table of free blocks. The caller has checked `free`."""
-        table = BlockTable(owner, self._take(blocks))
+    @property
+    def available(self) -> int:
+        """Blocks that nobody owns and no credit covers: what can be granted now."""
+        return len(self._free) - self._promised
+
+    def grant(self, owner: Owner, blocks: int) -> Credit:
+        """Promise blocks. The caller has checked `available`."""
+        assert 0 <= blocks <= self.available, f"{blocks} blocks wanted, {self.available} available"
+        credit = Credit(owner, blocks)
+        self._credits.add(credit)
+        self._promised += blocks
+        return credit
+
+    def waive(self, credit: Credit) -> None:
+        """Give back what is left of a credit."""
+        assert credit in self._credits, f"credit of {credit.owner} is not in this pool"
+        self._credits.remove(credit)
+        self._promised -= credit.blocks
+        credit.draw(credit.blocks)
+
+    def allocate(self, owner: Owner, blocks: int, credit: Credit) -> BlockTable:
+        """A new table of blocks drawn on a credit."""
+        table = BlockTable(owner, self._take(blocks, credit))
         self._tables.add(table)
         return table
 
-    def extend(self, table: BlockTable, blocks: int) -> None:
-        """Add free blocks at the table's end. The caller has checked `free`."""
+    def extend(self, table: BlockTable, blocks: int, credit: Credit) -> None:
+        """Add blocks drawn on a credit at the table's end."""
         self._assert_known(table)
-        table.extend(self._take(blocks))
+        table.extend(self._take(blocks, credit))
 
     def transfer(self, table: BlockTable, owner: Owner) -> BlockTable:
         """Give the table to another owner. The old handle is spent."""
@@ -94,34 +142,38 @@ class BlockPool:
     def ledger(self) -> Ledger:
         """Recount everything from the tables themselves."""
         owners: Counter[Owner] = Counter()
-        seen: Counter[int] = Counter(self._free)
         for table in self._tables:
             owners[table.owner] += len(table)
-            seen.update(table.ids())
-        for blocks in self._quarantined.values():
-            seen.update(blocks)
-        owned = sum(owners.values())
-        quarantined = sum(len(blocks) for blocks in self._quarantined.values())
         return Ledger(
             total=self._total,
             free=self.free,
             cached=0,
-            owned=owned,
-            quarantined=quarantined,
+            owned=sum(owners.values()),
+            quarantined=sum(len(blocks) for blocks in self._quarantined.values()),
+            promised=sum(credit.blocks for credit in self._credits),
             owners=tuple(OwnedBlocks(owner=owner, blocks=blocks) for owner, blocks in owners.items()),
-            violations=self._violations(seen, self.free + owned + quarantined),
+            violations=self._violations(),
         )
 
-    def _violations(self, seen: Counter[int], counted: int) -> tuple[str, ...]:
-        found = []
-        if counted != self._total:
-            found.append(f"{counted} blocks counted, {self._total} exist")
-        found += [f"block {block} is in {times} places" for block, times in seen.items() if times > 1]
+    def _violations(self) -> tuple[str, ...]:
+        seen: Counter[int] = Counter(self._free)
+        for table in self._tables:
+            seen.update(table.ids())
+        for blocks in self._quarantined.values():
+            seen.update(blocks)
+        found = [f"block {block} is in {times} places" for block, times in seen.items() if times > 1]
         found += [f"block {block} does not exist" for block in seen if not 0 <= block < self._total]
+        if len(seen) < self._total:
+            found.append(f"{self._total - len(seen)} of {self._total} blocks are nowhere")
+        promised = sum(credit.blocks for credit in self._credits)
+        if promised != self._promised or promised > self.free:
+            found.append(f"{promised} blocks promised by credits, {self._promised} booked, {self.free} free")
         return tuple(found)
 
-    def _take(self, blocks: int) -> list[int]:
-        assert 0 <= blocks <= len(self._free), f"{blocks} blocks wanted, {len(self._free)} free"
+    def _take(self, blocks: int, credit: Credit) -> list[int]:
+        assert credit in self._credits, f"credit of {credit.owner} is not in this pool"
+        credit.draw(blocks)
+        self._promised -= blocks
         return [self._free.pop() for _ in range(blocks)]
 
     def _assert_known(self, table: BlockTable) -> None:

@@ -7,7 +7,10 @@ from engine.cache.layout import KVLayout
 
 
 class KVCache:
-    """[blocks, layers, 2, block_size, kv_heads, head_dim] in the layout's dtype: a block is one run of bytes."""
+    """[blocks, layers, 2, block_size, kv_heads, head_dim] in the layout's dtype.
+
+    A block is one run of bytes.
+    """
 
     def __init__(self, layout: KVLayout, num_blocks: int, device: torch.device | None = None) -> None:
         self.layout = layout
@@ -18,6 +21,7 @@ class KVCache:
     def block_view(self, block: int) -> memoryview:
         """The block's bytes, writable, without a copy. For a host-resident cache."""
         assert 0 <= block < self.num_blocks, block
-        flat = self.tensor[block].view(torch.uint8).reshape(-1)
-        array: np.ndarray[tuple[int], np.dtype[np.uint8]] = flat.numpy()
-        return memoryview(array)
+        array: np.ndarray[tuple[int], np.dtype[np.uint8]] = (
+            self.tensor[block].view(torch.uint8).reshape(-1).numpy()
+        )
+        return array.data

@@ -1,8 +1,8 @@
 """The numeric operations a model is made of, on one device.
 
-A Backend is row-invariant: what it computes for one token's row does not depend on which other rows are in the
-call, on how a prompt was cut into chunks, or on the number of threads. Activations are float32 on the CPU
-backends whatever the weights are; a backend rounds where its own kernels need it to.
+A Backend is row-invariant: what it computes for one token's row does not depend on which other rows are in
+the call, on how a prompt was cut into chunks, or on the number of threads. Activations are float32 on the CPU
+backends whatever the weights are; a backend rounds where its own kernels need it to. One caller at a time.
 """
 
 from dataclasses import dataclass
@@ -13,9 +13,10 @@ import torch
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AttentionMeta:
-    """Where the rows of a flat batch stand. T rows, S sequences; all tensors contiguous on the backend's device.
+    """Where the rows of a flat batch stand. T rows, S sequences; contiguous, on the backend's device.
 
-    positions: int32 [T], absolute. slots: int64 [T], block id * block_size + offset, where the row's KV goes.
+    positions: int32 [T], absolute, ascending by one within a sequence. slots: int64 [T], block id * block_size +
+    offset, where the row's KV goes.
     query_starts: int32 [S + 1], row ranges of the sequences. context_lengths: int32 [S], tokens up to and
     including the sequence's last row. block_tables: int32 [S, most blocks], padded with -1.
     """
@@ -28,14 +29,20 @@ class AttentionMeta:
 
 
 class PackedLinear(Protocol):
-    """A weight [out_features, in_features] in the backend's own order, with an optional bias [out_features]."""
+    """A weight [out_features, in_features] in the backend's own order, with an optional bias."""
 
-    in_features: int
-    out_features: int
+    @property
+    def in_features(self) -> int: ...
+
+    @property
+    def out_features(self) -> int: ...
 
 
 class Backend(Protocol):
-    """See the module. `kv` is the whole cache [blocks, layers, 2, block_size, kv_heads, head_dim]."""
+    """See the module. `kv` is the whole cache [blocks, layers, 2, block_size, kv_heads, head_dim].
+
+    Tensors are contiguous; q, k and v need only be so within each row: slices of a fused projection will do.
+    """
 
     name: str
     dtype: torch.dtype
@@ -85,7 +92,8 @@ class Backend(Protocol):
     ) -> torch.Tensor:
         """Causal paged attention, q float32 [T, heads, d] -> float32 [T, heads, d].
 
-        A row attends to positions (p - window, p], or [0, p] without a window; heads is a multiple of kv_heads.
+        A row attends to positions (p - window, p], or [0, p] without a window; heads is a multiple of
+        kv_heads.
         """
         ...
 

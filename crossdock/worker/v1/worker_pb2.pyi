@@ -138,16 +138,14 @@ class Welcome(_message.Message):
     def __init__(self, protocol_version: _Optional[int] = ..., worker_id: _Optional[str] = ..., epoch: _Optional[int] = ..., layout_fingerprint: _Optional[bytes] = ..., kv_endpoints: _Optional[_Iterable[str]] = ..., model_digest: _Optional[str] = ..., max_model_len: _Optional[int] = ..., vocab_size: _Optional[int] = ..., block_size: _Optional[int] = ..., total_blocks: _Optional[int] = ..., max_num_seqs: _Optional[int] = ..., eos_token_ids: _Optional[_Iterable[int]] = ...) -> None: ...
 
 class SubmitPrompt(_message.Message):
-    __slots__ = ("sequence", "ticket", "target_endpoints", "blocks_held_by_target")
+    __slots__ = ("sequence", "ticket", "target_endpoints")
     SEQUENCE_FIELD_NUMBER: _ClassVar[int]
     TICKET_FIELD_NUMBER: _ClassVar[int]
     TARGET_ENDPOINTS_FIELD_NUMBER: _ClassVar[int]
-    BLOCKS_HELD_BY_TARGET_FIELD_NUMBER: _ClassVar[int]
     sequence: SequenceSpec
     ticket: bytes
     target_endpoints: _containers.RepeatedScalarFieldContainer[str]
-    blocks_held_by_target: int
-    def __init__(self, sequence: _Optional[_Union[SequenceSpec, _Mapping]] = ..., ticket: _Optional[bytes] = ..., target_endpoints: _Optional[_Iterable[str]] = ..., blocks_held_by_target: _Optional[int] = ...) -> None: ...
+    def __init__(self, sequence: _Optional[_Union[SequenceSpec, _Mapping]] = ..., ticket: _Optional[bytes] = ..., target_endpoints: _Optional[_Iterable[str]] = ...) -> None: ...
 
 class Reserve(_message.Message):
     __slots__ = ("sequence", "ticket")

@@ -1,0 +1,208 @@
+"""`crossdock serve`: gateway, prefill workers and decode workers on this machine, under one supervisor.
+
+Decides which processes there are, on which sockets and cores, and prints the one `ready` line. It does not
+know how they work, and no setting of theirs but those it must deal out.
+"""
+
+import asyncio
+import os
+import secrets
+import shutil
+import signal
+import sys
+import tempfile
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from itertools import count
+from pathlib import Path
+
+from commands.supervisor import ChildSpec, Supervisor
+from service import config, server
+from service.config import EngineOptions, GatewayOptions, ServeOptions, WorkerOptions
+from service.flags import ConfigError
+from service.model_source import resolve_model
+from service.readiness import Field
+from service.startup import EXIT_CODE, StartupError
+
+_PROG = "crossdock serve"
+_GATEWAY = "gateway"
+_SOCKET_PATH_MAX = 90  # of the 107 bytes that a Unix socket's path may have
+
+
+def main(argv: Sequence[str]) -> int:
+    """Runs until SIGTERM or SIGINT. Returns 0, or 2 when something cannot start."""
+    started = time.monotonic()
+    environ = config.environment()
+    try:
+        options = config.load(ServeOptions, argv, environ, prog=_PROG)
+        resolve_model(options.model)
+        with _runtime_folder() as folder:
+            specs = plan(options, folder, environ, secrets.token_hex(32))
+            return server.run(supervise(specs, options, started))
+    except ConfigError as error:
+        print(*(f"{_PROG}: {line}" for line in error.lines), sep="\n", file=sys.stderr)
+    except StartupError as error:
+        _say(str(error))
+    return EXIT_CODE
+
+
+def plan(
+    options: ServeOptions, folder: Path, environ: Mapping[str, str], ticket_key: str
+) -> tuple[ChildSpec, ...]:
+    """The processes that make up the service. folder: private to this user; sockets are made there.
+    ticket_key: in hexadecimal; it travels by the environment, since command lines are public."""
+    key = {"ticket_key": ticket_key}
+    ring = _Ring(options.cores or tuple(sorted(os.sched_getaffinity(0))))
+    child_environ = config.child_environment(environ, key)
+    workers = [
+        ChildSpec(
+            name=worker.worker_id,
+            argv=_argv(verb, worker),
+            environ=child_environ,
+        )
+        for verb, worker in _workers(options, folder, ring, ticket_key)
+    ]
+    gateway = GatewayOptions.model_validate(
+        _shared(options, GatewayOptions)
+        | {
+            "prefill_workers": [_socket(folder, f"prefill-{i}") for i in range(options.prefill)],
+            "decode_workers": [_socket(folder, f"decode-{i}") for i in range(options.decode)],
+            "ticket_key": ticket_key,
+            "die_with_parent": True,
+        }
+    )
+    token = options.control_token
+    front_environ = config.child_environment(
+        environ, key if token is None else key | {"control_token": token.get_secret_value()}
+    )
+    front = ChildSpec(name=_GATEWAY, argv=_argv(_GATEWAY, gateway), environ=front_environ, stage=1)
+    return (*workers, front)
+
+
+async def supervise(specs: Sequence[ChildSpec], options: ServeOptions, started: float) -> int:
+    """Runs the processes until a signal; says once where they serve. started: seconds on the monotonic clock.
+
+    Raises ChildFailure, when all are gone again, if one of them cannot start.
+    """
+    supervisor = Supervisor(specs, say=_say_raw, shutdown_timeout_s=options.shutdown_timeout)
+    with _signals(supervisor) as asked_to_end:
+        starting = asyncio.ensure_future(supervisor.start())
+        ending = asyncio.ensure_future(asked_to_end.wait())
+        try:
+            await asyncio.wait({starting, ending}, return_when=asyncio.FIRST_COMPLETED)
+            if starting.done():
+                seconds = time.monotonic() - started
+                print(_ready_line(starting.result(), options, seconds), flush=True)
+                await ending
+        finally:
+            starting.cancel()
+            ending.cancel()
+            await supervisor.stop()
+    return 0
+
+
+def _workers(
+    options: ServeOptions, folder: Path, ring: "_Ring", ticket_key: str
+) -> Iterator[tuple[str, WorkerOptions]]:
+    pools: tuple[tuple[str, int, EngineOptions], ...] = (
+        ("prefill", options.prefill, options.prefill_engine),
+        ("decode", options.decode, options.decode_engine),
+    )
+    for pool, workers, engine in pools:
+        for index in range(workers):
+            name = f"{pool}-{index}"
+            kv_listen = [f"ipc://{folder / name}.kv"] if pool == "decode" else []
+            yield (
+                f"{pool}-worker",
+                WorkerOptions.model_validate(
+                    engine.model_dump()
+                    | {
+                        "log_level": options.log_level,
+                        "log_format": options.log_format,
+                        "shutdown_timeout": options.shutdown_timeout,
+                        "listen": _socket(folder, name),
+                        "kv_listen": kv_listen,
+                        "worker_id": name,
+                        "ticket_key": ticket_key,
+                        "cores": ring.deal(engine.threads),
+                        "die_with_parent": True,
+                    }
+                ),
+            )
+
+
+class _Ring:
+    """Deals cores in turn, starting over when all are dealt."""
+
+    def __init__(self, cores: Sequence[int]) -> None:
+        self._cores = tuple(cores)
+        self._next = 0
+
+    def deal(self, wanted: int) -> tuple[int, ...]:
+        dealt = [self._cores[(self._next + i) % len(self._cores)] for i in range(wanted)]
+        self._next += wanted
+        return tuple(dict.fromkeys(dealt))
+
+
+def _shared(options: ServeOptions, target: type[GatewayOptions]) -> dict[str, object]:
+    """The settings that both classes have, secrets aside."""
+    names = set(target.model_fields) & set(type(options).model_fields) - {"control_token"}
+    return {name: getattr(options, name) for name in names}
+
+
+def _argv(verb: str, options: GatewayOptions | WorkerOptions) -> tuple[str, ...]:
+    return (sys.executable, "-m", "commands.main", verb, *config.to_argv(options))
+
+
+def _socket(folder: Path, name: str) -> str:
+    return f"unix:{folder / name}.grpc"
+
+
+@contextmanager
+def _runtime_folder() -> Iterator[Path]:
+    """A folder that only this user can enter, for sockets."""
+    folder = tempfile.mkdtemp(prefix="crossdock-")
+    if len(folder) > _SOCKET_PATH_MAX:
+        os.rmdir(folder)
+        folder = tempfile.mkdtemp(prefix="crossdock-", dir="/tmp")
+    try:
+        yield Path(folder)
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+def _ready_line(said: Mapping[str, Mapping[str, Field]], options: ServeOptions, seconds: float) -> str:
+    fields = dict(said[_GATEWAY]) | {
+        "prefill": options.prefill,
+        "decode": options.decode,
+        "seconds": f"{seconds:.1f}",
+    }
+    return " ".join(("ready", *(f"{name}={value}" for name, value in fields.items())))
+
+
+@contextmanager
+def _signals(supervisor: Supervisor) -> Iterator[asyncio.Event]:
+    """The first signal asks to end, the second kills."""
+    loop, asked_to_end, times = asyncio.get_running_loop(), asyncio.Event(), count()
+
+    def on_signal() -> None:
+        asked_to_end.set()
+        if next(times) > 0:
+            supervisor.kill()
+
+    for number in (signal.SIGTERM, signal.SIGINT):
+        loop.add_signal_handler(number, on_signal)
+    try:
+        yield asked_to_end
+    finally:
+        for number in (signal.SIGTERM, signal.SIGINT):
+            loop.remove_signal_handler(number)
+
+
+def _say(line: str) -> None:
+    _say_raw(f"{_PROG}: {line}")
+
+
+def _say_raw(line: str) -> None:
+    print(line, file=sys.stderr, flush=True)

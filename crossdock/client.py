@@ -1,0 +1,188 @@
+"""Client of the public API, for asyncio (`AsyncClient`) and for plain code (`Client`).
+
+What comes back are frozen values, never protobuf messages. It needs grpcio and protobuf; where the google.rpc
+types are importable as well, errors carry their reason and the fields they are about. It never retries by
+itself.
+"""
+
+from collections.abc import AsyncIterator, Iterator, Sequence
+from types import TracebackType
+
+import grpc
+
+from crossdock import wire
+from crossdock.v1 import inference_pb2 as pb
+from crossdock.v1 import inference_pb2_grpc as pb_grpc
+from crossdock.values import (
+    Answer,
+    Delta,
+    FinishReason,
+    Generation,
+    Message,
+    Model,
+    Prompt,
+    RequestError,
+    TokenLogprob,
+    Usage,
+    Violation,
+)
+from crossdock.wire import request_error
+
+__all__ = [
+    "DEFAULT_TARGET",
+    "Answer",
+    "AsyncClient",
+    "Client",
+    "Delta",
+    "FinishReason",
+    "Generation",
+    "Message",
+    "Model",
+    "Prompt",
+    "RequestError",
+    "TokenLogprob",
+    "Usage",
+    "Violation",
+    "request_error",
+]
+
+DEFAULT_TARGET = "127.0.0.1:50051"
+
+_OPTIONS = (
+    ("grpc.keepalive_time_ms", 30_000),
+    ("grpc.keepalive_timeout_ms", 10_000),
+    ("grpc.http2.ping_timeout_ms", 10_000),
+    ("grpc.max_receive_message_length", 64 << 20),
+    ("grpc.max_send_message_length", 64 << 20),
+)
+
+
+class Client:
+    """Blocking client. Safe to use from several threads."""
+
+    def __init__(self, target: str = DEFAULT_TARGET, *, channel: grpc.Channel | None = None) -> None:
+        self._channel = channel or grpc.insecure_channel(target, options=_OPTIONS)
+        self._stub = pb_grpc.InferenceServiceStub(self._channel)
+
+    def __enter__(self) -> "Client":
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def close(self) -> None:
+        self._channel.close()
+
+    def generate(self, prompt: Prompt, how: Generation | None = None) -> Answer:
+        """The whole answer at once. Raises RequestError, as every method here."""
+        how = how or Generation()
+        request = pb.GenerateRequest(spec=wire.spec(prompt, how))
+        try:
+            return wire.answer(self._stub.Generate(request, timeout=how.timeout_s))
+        except grpc.RpcError as error:
+            raise request_error(error) from None
+
+    def stream(self, prompt: Prompt, how: Generation | None = None) -> Iterator[Delta]:
+        """Deltas as they are computed. Closing the iterator cancels the request."""
+        how = how or Generation()
+        call = self._stub.GenerateStream(
+            pb.GenerateStreamRequest(spec=wire.spec(prompt, how)), timeout=how.timeout_s
+        )
+        try:
+            for response in call:
+                yield from wire.deltas(response)
+        except grpc.RpcError as error:
+            raise request_error(error) from None
+        finally:
+            call.cancel()
+
+    def tokenize(self, prompt: str | Sequence[Message], *, model: str = "") -> tuple[int, ...]:
+        try:
+            return tuple(self._stub.Tokenize(wire.tokenize_request(prompt, model)).token_ids)
+        except grpc.RpcError as error:
+            raise request_error(error) from None
+
+    def detokenize(
+        self, token_ids: Sequence[int], *, model: str = "", include_special_tokens: bool = False
+    ) -> str:
+        request = pb.DetokenizeRequest(
+            model=model, token_ids=token_ids, include_special_tokens=include_special_tokens
+        )
+        try:
+            return str(self._stub.Detokenize(request).text)
+        except grpc.RpcError as error:
+            raise request_error(error) from None
+
+    def models(self) -> tuple[Model, ...]:
+        try:
+            return wire.models(self._stub.ListModels(pb.ListModelsRequest()))
+        except grpc.RpcError as error:
+            raise request_error(error) from None
+
+
+class AsyncClient:
+    """Client for asyncio. To be made and used in one event loop."""
+
+    def __init__(self, target: str = DEFAULT_TARGET, *, channel: grpc.aio.Channel | None = None) -> None:
+        self._channel = channel or grpc.aio.insecure_channel(target, options=_OPTIONS)
+        self._stub = pb_grpc.InferenceServiceStub(self._channel)
+
+    async def __aenter__(self) -> "AsyncClient":
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await self.close()
+
+    async def close(self) -> None:
+        await self._channel.close()
+
+    async def generate(self, prompt: Prompt, how: Generation | None = None) -> Answer:
+        """The whole answer at once. Raises RequestError, as every method here."""
+        how = how or Generation()
+        request = pb.GenerateRequest(spec=wire.spec(prompt, how))
+        try:
+            return wire.answer(await self._stub.Generate(request, timeout=how.timeout_s))
+        except grpc.RpcError as error:
+            raise request_error(error) from None
+
+    async def stream(self, prompt: Prompt, how: Generation | None = None) -> AsyncIterator[Delta]:
+        """Deltas as they are computed. Closing the iterator cancels the request."""
+        how = how or Generation()
+        call = self._stub.GenerateStream(
+            pb.GenerateStreamRequest(spec=wire.spec(prompt, how)), timeout=how.timeout_s
+        )
+        try:
+            async for response in call:
+                for delta in wire.deltas(response):
+                    yield delta
+        except grpc.RpcError as error:
+            raise request_error(error) from None
+        finally:
+            call.cancel()
+
+    async def tokenize(self, prompt: str | Sequence[Message], *, model: str = "") -> tuple[int, ...]:
+        try:
+            return tuple((await self._stub.Tokenize(wire.tokenize_request(prompt, model))).token_ids)
+        except grpc.RpcError as error:
+            raise request_error(error) from None
+
+    async def detokenize(
+        self, token_ids: Sequence[int], *, model: str = "", include_special_tokens: bool = False
+    ) -> str:
+        request = pb.DetokenizeRequest(
+            model=model, token_ids=token_ids, include_special_tokens=include_special_tokens
+        )
+        try:
+            return str((await self._stub.Detokenize(request)).text)
+        except grpc.RpcError as error:
+            raise request_error(error) from None
+
+    async def models(self) -> tuple[Model, ...]:
+        try:
+            return wire.models(await self._stub.ListModels(pb.ListModelsRequest()))
+        except grpc.RpcError as error:
+            raise request_error(error) from None

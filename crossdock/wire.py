@@ -1,0 +1,154 @@
+"""Between the client's values and the messages of crossdock.v1. Decides nothing: limits are the server's."""
+
+from collections.abc import Iterable, Iterator, Sequence
+from typing import cast
+
+import grpc
+
+from crossdock.v1 import inference_pb2 as pb
+from crossdock.values import (
+    Answer,
+    Delta,
+    FinishReason,
+    Generation,
+    Message,
+    Model,
+    Prompt,
+    RequestError,
+    TokenLogprob,
+    Usage,
+    Violation,
+)
+
+_DETAILS_KEY = "grpc-status-details-bin"
+
+
+def spec(prompt: Prompt, how: Generation) -> pb.GenerationSpec:
+    """A request's body. A prompt of messages is a conversation, one of numbers is token ids."""
+    text, token_ids, chat = None, None, None
+    if isinstance(prompt, str):
+        text = prompt
+    elif prompt and isinstance(prompt[0], Message):
+        chat = _chat(prompt)
+    else:
+        token_ids = pb.TokenIds(ids=[token for token in prompt if not isinstance(token, Message)])
+    return pb.GenerationSpec(
+        model=how.model,
+        text=text,
+        token_ids=token_ids,
+        chat=chat,
+        sampling=pb.SamplingParams(
+            temperature=how.temperature,
+            top_p=how.top_p,
+            top_k=how.top_k,
+            min_p=how.min_p,
+            seed=how.seed,
+            max_tokens=how.max_tokens,
+            min_tokens=how.min_tokens,
+        ),
+        stop=pb.StopConditions(
+            strings=how.stop,
+            token_ids=how.stop_token_ids,
+            ignore_eos=how.ignore_eos,
+            include_stop_string=how.include_stop_string,
+        ),
+        output=pb.OutputOptions(logprobs=how.logprobs, include_special_tokens=how.include_special_tokens),
+        request_id=how.request_id,
+    )
+
+
+def tokenize_request(prompt: str | Sequence[Message], model: str) -> pb.TokenizeRequest:
+    if isinstance(prompt, str):
+        return pb.TokenizeRequest(model=model, text=prompt)
+    return pb.TokenizeRequest(model=model, chat=_chat(prompt))
+
+
+def deltas(response: pb.GenerateStreamResponse) -> Iterator[Delta]:
+    """What one message of a stream brings. The usage goes with the message's last delta."""
+    usage = _usage(response.usage) if response.HasField("usage") else None
+    for number, delta in enumerate(response.deltas, start=1):
+        yield Delta(
+            text=delta.text,
+            token_ids=tuple(delta.token_ids),
+            first_position=delta.first_position,
+            logprobs=_logprobs(delta.token_ids, delta.logprobs),
+            finish=FinishReason(delta.finish.reason) if delta.HasField("finish") else None,
+            usage=usage if number == len(response.deltas) else None,
+        )
+
+
+def answer(response: pb.GenerateResponse) -> Answer:
+    output = response.outputs[0]
+    return Answer(
+        request_id=response.request_id,
+        text=output.text,
+        token_ids=tuple(output.token_ids),
+        logprobs=_logprobs(output.token_ids, output.logprobs),
+        finish=FinishReason(output.finish.reason),
+        usage=_usage(response.usage),
+        seed=response.prompt_info.seed,
+    )
+
+
+def models(response: pb.ListModelsResponse) -> tuple[Model, ...]:
+    return tuple(
+        Model(
+            name=model.name,
+            max_model_len=model.max_model_len,
+            vocab_size=model.vocab_size,
+            eos_token_ids=tuple(model.eos_token_ids),
+            digest=model.digest,
+        )
+        for model in response.models
+    )
+
+
+def request_error(error: grpc.RpcError) -> RequestError:
+    """The error of a failed call, with the google.rpc details if their types are importable here."""
+    code, text = error.code().name, error.details() or ""
+    try:
+        from google.rpc import error_details_pb2, status_pb2
+    except ImportError:
+        return RequestError(code, text)
+    metadata = dict(cast(Iterable[tuple[str, bytes]], error.trailing_metadata() or ()))
+    rich = status_pb2.Status.FromString(metadata.get(_DETAILS_KEY, b""))
+    info, retry = error_details_pb2.ErrorInfo(), error_details_pb2.RetryInfo()
+    bad = error_details_pb2.BadRequest()
+    for detail in rich.details:
+        for into in (info, retry, bad):
+            if detail.Is(into.DESCRIPTOR):
+                detail.Unpack(into)
+    return RequestError(
+        code,
+        text,
+        reason=info.reason,
+        violations=tuple(Violation(field=v.field, description=v.description) for v in bad.field_violations),
+        retry_after_ms=retry.retry_delay.ToMilliseconds() if retry.HasField("retry_delay") else None,
+    )
+
+
+def _chat(messages: Sequence[object]) -> pb.ChatPrompt:
+    return pb.ChatPrompt(
+        messages=[
+            pb.ChatMessage(role=message.role, content=message.content)
+            for message in messages
+            if isinstance(message, Message)
+        ]
+    )
+
+
+def _usage(usage: pb.Usage) -> Usage:
+    return Usage(
+        prompt_tokens=usage.prompt_tokens,
+        completion_tokens=usage.completion_tokens,
+        cached_tokens=usage.cached_tokens,
+    )
+
+
+def _logprobs(token_ids: Sequence[int], logprobs: pb.Logprobs) -> tuple[TokenLogprob, ...]:
+    wide = logprobs.top_count
+    top = list(zip(logprobs.top_token_ids, logprobs.top_logprobs, strict=True))
+    return tuple(
+        TokenLogprob(token_id=token, logprob=logprob, top=tuple(top[i * wide : (i + 1) * wide]))
+        for i, (token, logprob) in enumerate(zip(token_ids, logprobs.token_logprobs, strict=False))
+    )

@@ -1,0 +1,49 @@
+"""DecodeService: translates, delegates, translates. Lives on the event loop; the work is on the step thread."""
+
+from collections.abc import AsyncIterator
+from functools import partial
+
+import grpc
+
+from crossdock.worker.v1 import worker_pb2 as pb
+from crossdock.worker.v1.worker_pb2_grpc import DecodeServiceServicer
+from decode_worker.worker import DecodeWorker
+from kvtransfer.desk import TicketDesk
+from service.orders import OrderLimits, from_spec
+from service.worker_rim import Action, Host, WorkerRim
+
+Request = pb.DecodeServiceAttachRequest
+Response = pb.DecodeServiceAttachResponse
+
+
+class DecodeServicer(DecodeServiceServicer):
+    """limits: what this worker can do for one sequence. desk: reads the tickets meant for this worker."""
+
+    def __init__(
+        self,
+        rim: WorkerRim[Request, Response],
+        host: Host,
+        worker: DecodeWorker,
+        limits: OrderLimits,
+        desk: TicketDesk,
+    ) -> None:
+        self._rim = rim
+        self._host = host
+        self._worker = worker
+        self._limits = limits
+        self._desk = desk
+
+    def Attach(  # noqa: N802 (the name is gRPC's)
+        self, request_iterator: AsyncIterator[Request], context: grpc.aio.ServicerContext[Request, Response]
+    ) -> AsyncIterator[Response]:
+        return self._rim.attach(request_iterator, context, self._host, self._reservation)
+
+    def _reservation(self, gateway: str, request: Request) -> Action:
+        order = from_spec(request.reserve.sequence, self._limits)
+        ticket = self._desk.read(
+            request.reserve.ticket,
+            request_id=order.key.request_id,
+            attempt=order.key.attempt,
+            num_tokens=len(order.token_ids),
+        )
+        return partial(self._worker.reserve, gateway, order, ticket)

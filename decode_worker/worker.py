@@ -1,0 +1,273 @@
+"""What a decode worker does with an attempt: reserve, take in, generate, let go.
+
+Everything here runs on the step thread. It grants reservations, adopts what has fully arrived, and turns the engine's
+results into reports. Never touches a socket, never reads a block that was not committed.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from decode_worker.policy import DecodePolicy
+from decode_worker.reservations import Reservation, Reservations, ReservationState
+from engine.cache.block_pool import Ledger
+from engine.cache.kv_cache import KVCache
+from engine.core import EngineCore, Output, StepResult
+from engine.policy import SequenceView
+from engine.sequence import EndReason, SamplingParams, Sequence, SequenceId, StopRules
+from kvtransfer.events import Closed, Failed, Opened, Received, TargetEvent
+from kvtransfer.target_endpoint import TransferTarget
+from kvtransfer.ticket import Ticket
+from service.load import WorkerLoad
+from service.orders import AttemptKey, SequenceOrder
+from service.reports import (
+    AdoptedReport,
+    EndCause,
+    EndedReport,
+    Report,
+    ReservedReport,
+    TokenEnd,
+    TokenReport,
+)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Running:
+    """An adopted sequence, and the gateway that asked for it."""
+
+    gateway: str
+    order: SequenceOrder
+    sequence: Sequence
+
+
+class DecodeWorker:
+    """tell: gives reports for a gateway to the rim; never blocks. clock: seconds, monotonic."""
+
+    def __init__(
+        self,
+        *,
+        core: EngineCore,
+        policy: DecodePolicy,
+        cache: KVCache,
+        target: TransferTarget,
+        tell: Callable[[str, Report], None],
+        clock: Callable[[], float],
+        queue_requests_max: int,
+    ) -> None:
+        self._core = core
+        self._policy = policy
+        self._cache = cache
+        self._target = target
+        self._tell = tell
+        self._clock = clock
+        self._queue_requests_max = queue_requests_max
+        self._reservations = Reservations(core.pool)
+        self._tickets: dict[AttemptKey, bytes] = {}
+        self._running: dict[AttemptKey, Running] = {}
+        self._finished_sequences = 0
+
+    def reserve(self, gateway: str, order: SequenceOrder, ticket: Ticket) -> None:
+        """Queue one attempt for blocks. An older attempt of the same request is void from now on."""
+        if order.key in self._tickets or order.key in self._running:
+            return
+        for key in [key for key in self._live() if key.request_id == order.key.request_id]:
+            self.cancel(gateway, key)
+        if len(self._reservations.asking()) >= self._queue_requests_max:
+            detail = f"{self._queue_requests_max} requests are queued"
+            self._tell(gateway, EndedReport(key=order.key, cause=EndCause.EXHAUSTED, detail=detail))
+            return
+        positions = max(len(order.token_ids), order.length_limit() - 1)
+        self._reservations.ask(
+            Reservation(
+                gateway=gateway,
+                order=order,
+                ticket=ticket,
+                blocks_max=self._cache.layout.blocks_for(positions),
+                asked=self._clock(),
+            )
+        )
+        self._tickets[order.key] = ticket.ticket_id
+        self._grant()
+
+    def cancel(self, gateway: str, key: AttemptKey) -> None:
+        """Stop an attempt and acknowledge it. Unknown and ended attempts are acknowledged too."""
+        self._end(key)
+        self._tell(gateway, EndedReport(key=key, cause=EndCause.CANCELLED, detail="cancelled"))
+        self._grant()
+
+    def drop(self, gateway: str) -> None:
+        """The gateway is gone: stop all it asked for."""
+        for key in self._live():
+            if self._gateway_of(key) == gateway:
+                self._end(key)
+        self._grant()
+
+    def on_step(self, result: StepResult) -> None:
+        """Report what was sampled, let go of what has ended, let the next ones in."""
+        for output in result.outputs:
+            self._token(output)
+        self._grant()
+
+    def on_transfer(self, event: TargetEvent) -> None:
+        """What became of a hand-off."""
+        reservation = self._reservations.find(event.ticket_id)
+        assert reservation is not None, "the transport speaks of tickets that it was told to expect"
+        match event:
+            case Opened():
+                self._bind(reservation)
+            case Received():
+                self._adopt(reservation, event)
+            case Failed():
+                if self._tickets.get(reservation.order.key) == event.ticket_id:
+                    self._end(reservation.order.key)
+                    self._tell(reservation.gateway, _failure(reservation, event))
+            case Closed():
+                self._reservations.closed(event.ticket_id)
+                self._grant()
+
+    def ledger(self) -> Ledger:
+        return self._core.pool.ledger()
+
+    def load(self, step: int) -> WorkerLoad:
+        view = self._core.view()
+        asking = self._reservations.asking()
+        return WorkerLoad(
+            step=step,
+            running_sequences=len(view.running) + self._reservations.seats(),
+            waiting_sequences=len(asking) + len(view.waiting),
+            waiting_tokens=sum(one.uncomputed for one in view.waiting),
+            free_blocks=view.available_blocks,
+            total_blocks=self._core.pool.total,
+            finished_sequences=self._finished_sequences,
+        )
+
+    def _grant(self) -> None:
+        """Give blocks and seats to those the policy chooses, and tell their gateways."""
+        asking = self._reservations.asking()
+        if not asking:
+            return
+        granted = self._policy.grant(
+            tuple(_view(reservation) for reservation in asking),
+            available_blocks=self._core.pool.available,
+            taken_seats=len(self._running) + self._reservations.seats(),
+            now=self._clock(),
+        )
+        chosen = {view.id for view in granted}
+        for reservation in asking:
+            if _sequence_id(reservation.order) in chosen:
+                self._reservations.grant(reservation.ticket.ticket_id)
+                self._target.expect(reservation.ticket)
+                report = ReservedReport(key=reservation.order.key, blocks_held=0)
+                self._tell(reservation.gateway, report)
+
+    def _bind(self, reservation: Reservation) -> None:
+        """The source is about to send: give it places, unless the reservation was withdrawn meanwhile."""
+        if reservation.state is not ReservationState.GRANTED:
+            return
+        ticket = reservation.ticket
+        blocks = self._reservations.bind(ticket.ticket_id).ids()[ticket.first_block :]
+        self._target.bind(ticket.ticket_id, [self._cache.block_view(block) for block in blocks])
+
+    def _adopt(self, reservation: Reservation, event: Received) -> None:
+        """Commit: one local step, after which this worker owns the sequence."""
+        if reservation.state is not ReservationState.BOUND:
+            return
+        order = reservation.order
+        assert event.num_tokens == len(order.token_ids), "the manifest was checked against the ticket"
+        table, credit = self._reservations.adopt(event.ticket_id)
+        sequence = _sequence(order, event.first_token, self._clock())
+        sequence.computed, sequence.table, sequence.credit = event.num_tokens, table, credit
+        self._core.adopt(sequence)
+        del self._tickets[order.key]
+        self._running[order.key] = Running(gateway=reservation.gateway, order=order, sequence=sequence)
+        self._target.commit(event.ticket_id)
+        self._tell(reservation.gateway, AdoptedReport(key=order.key))
+
+    def _token(self, output: Output) -> None:
+        running = self._running[_key(output.sequence.id)]
+        order, token = running.order, output.sampled
+        self._tell(
+            running.gateway,
+            TokenReport(
+                key=order.key,
+                position=output.position - order.prompt_tokens,
+                token_id=token.token,
+                logprob=token.logprob,
+                top=token.top,
+                end=_END[output.sequence.end_reason] if output.sequence.end_reason else None,
+            ),
+        )
+        if output.sequence.end_reason is not None:
+            self._finished_sequences += 1
+            self._end(order.key)
+
+    def _end(self, key: AttemptKey) -> None:
+        """Let go of all that an attempt has here. Blocks that the transport may write into stay reserved."""
+        ticket_id = self._tickets.pop(key, None)
+        if ticket_id is not None and self._reservations.withdraw(ticket_id) is not ReservationState.ASKING:
+            self._target.withdraw(ticket_id)
+        running = self._running.pop(key, None)
+        if running is not None:
+            sequence = self._core.detach(running.sequence.id)
+            assert sequence.credit is not None and sequence.table is not None
+            self._core.pool.waive(sequence.credit)
+            self._core.pool.release(sequence.table)
+
+    def _live(self) -> list[AttemptKey]:
+        return [*self._tickets, *self._running]
+
+    def _gateway_of(self, key: AttemptKey) -> str:
+        if key in self._running:
+            return self._running[key].gateway
+        reservation = self._reservations.find(self._tickets[key])
+        assert reservation is not None
+        return reservation.gateway
+
+
+_END = {EndReason.STOP: TokenEnd.STOP, EndReason.LENGTH: TokenEnd.LENGTH}
+
+
+def _view(reservation: Reservation) -> SequenceView:
+    known = len(reservation.order.token_ids)
+    return SequenceView(
+        id=_sequence_id(reservation.order),
+        uncomputed=known,
+        length=known,
+        blocks_to_start=reservation.blocks_max,
+        arrived=reservation.asked,
+    )
+
+
+def _sequence(order: SequenceOrder, first_token: int, now: float) -> Sequence:
+    """The prompt and its first token, which the source sampled."""
+    return Sequence(
+        id=_sequence_id(order),
+        tokens=[*order.token_ids, first_token],
+        sampling=SamplingParams(
+            temperature=order.temperature,
+            top_k=order.top_k,
+            top_p=order.top_p,
+            min_p=order.min_p,
+            seed=order.seed,
+            choice=order.choice,
+            logprobs=order.logprobs,
+        ),
+        stop=StopRules(
+            length_limit=order.length_limit(),
+            min_length=order.prompt_tokens + order.min_tokens,
+            stop_token_ids=order.stop_token_ids,
+        ),
+        arrived=now,
+    )
+
+
+def _sequence_id(order: SequenceOrder) -> SequenceId:
+    return (order.key.request_id, order.key.attempt, order.choice)
+
+
+def _key(sequence_id: SequenceId) -> AttemptKey:
+    return AttemptKey(request_id=sequence_id[0], attempt=sequence_id[1])
+
+
+def _failure(reservation: Reservation, event: Failed) -> EndedReport:
+    key = reservation.order.key
+    return EndedReport(key=key, cause=EndCause.TRANSFER_FAILED, detail=event.detail)

@@ -1,0 +1,204 @@
+// x [rows, in] times a packed weight. Each output element is one chain of fused multiply-adds over k = 0, 1,
+// ..., in - 1, whatever tile or thread it falls to, so a row's result does not depend on the other rows.
+//
+// Packed order: tiles of kTileColumns outputs, each [in][columns] in float32, or [in / 2][columns][2] in
+// bfloat16 (two consecutive inputs side by side, as the dot-product instruction reads them). Padding is zero.
+#include <algorithm>
+
+#include "simd.h"
+#include "thread_pool.h"
+
+#if defined(__linux__)
+#include <sys/mman.h>
+#endif
+
+namespace crossdock {
+namespace {
+
+constexpr size_t kPanelRows = 84 * kTileRows;  // bounds the scratch memory for rounded activations
+
+size_t divide_up(size_t value, size_t divisor) { return (value + divisor - 1) / divisor; }
+
+// Weights are read once per step: with 4 KiB pages the walk, not the memory, sets the pace.
+void prefer_huge_pages(void* memory, size_t bytes) {
+#if defined(__linux__)
+    constexpr uintptr_t page = 4096;
+    const uintptr_t begin = (reinterpret_cast<uintptr_t>(memory) + page - 1) / page * page;
+    const uintptr_t end = (reinterpret_cast<uintptr_t>(memory) + bytes) / page * page;
+    if (begin < end) madvise(reinterpret_cast<void*>(begin), end - begin, MADV_HUGEPAGE);
+#else
+    (void)memory, (void)bytes;
+#endif
+}
+
+template <class Element>
+void pack(const Element* weight, size_t out, size_t in, size_t group, Element* packed) {
+    const size_t in_padded = divide_up(in, group) * group;
+    const size_t out_padded = divide_up(out, kTileColumns) * kTileColumns;
+    prefer_huge_pages(packed, out_padded * in_padded * sizeof(Element));
+    for (size_t n = 0; n < out_padded; ++n) {
+        Element* tile = packed + n / kTileColumns * kTileColumns * in_padded;
+        for (size_t k = 0; k < in_padded; ++k) {
+            const size_t place = (k / group * kTileColumns + n % kTileColumns) * group + k % group;
+            tile[place] = n < out && k < in ? weight[n * in + k] : Element{};
+        }
+    }
+}
+
+// Two activations in bfloat16, the earlier one in the low half.
+using Pair = uint32_t;
+
+INLINE Pair round_pair(float first, float second) {
+    return static_cast<Pair>(to_bf16(second)) << 16 | to_bf16(first);
+}
+
+void round_row(const float* x, size_t in, Pair* rounded) {
+    for (size_t i = 0; i < in / 2; ++i) rounded[i] = round_pair(x[2 * i], x[2 * i + 1]);
+    if (in % 2) rounded[in / 2] = round_pair(x[in - 1], 0.0f);
+}
+
+INLINE Floats dot_pair(Pair activations, const uint16_t* weights, Floats acc) {
+#if defined(__AVX512BF16__)
+    const __m512i pairs = _mm512_set1_epi32(static_cast<int>(activations));
+    return (Floats)_mm512_dpbf16_ps((__m512)acc, (__m512bh)pairs, (__m512bh)_mm512_loadu_si512(weights));
+#else
+    Words pairs;
+    std::memcpy(&pairs, weights, sizeof pairs);
+    const float first = from_bf16(static_cast<uint16_t>(activations));
+    const float second = from_bf16(static_cast<uint16_t>(activations >> 16));
+    acc = fma(splat(first), (Floats)(pairs << 16), acc);
+    return fma(splat(second), (Floats)(pairs & 0xffff0000u), acc);
+#endif
+}
+
+template <int Rows>
+INLINE void accumulate_weights(Floats (&acc)[Rows][kTileVectors], const float* x, size_t in,
+                               const float* tile) {
+    accumulate(acc, x, in, tile, kTileColumns, in);
+}
+
+template <int Rows>
+INLINE void accumulate_weights(Floats (&acc)[Rows][kTileVectors], const Pair* x, size_t pairs,
+                               const uint16_t* tile) {
+    for (size_t k = 0; k < pairs; ++k, tile += 2 * kTileColumns) {
+        UNROLL
+        for (int r = 0; r < Rows; ++r) {
+            UNROLL
+            for (int v = 0; v < kTileVectors; ++v) {
+                acc[r][v] = dot_pair(x[r * pairs + k], tile + 2 * v * kLanes, acc[r][v]);
+            }
+        }
+    }
+}
+
+template <int Rows>
+void store_tile(Floats (&acc)[Rows][kTileVectors], float* out, size_t out_stride, size_t columns) {
+    UNROLL
+    for (int r = 0; r < Rows; ++r) {
+        float row[kTileColumns];
+        float* to = columns == kTileColumns ? out + r * out_stride : row;
+        UNROLL
+        for (int v = 0; v < kTileVectors; ++v) store(to + v * kLanes, acc[r][v]);
+        if (to == row) std::memcpy(out + r * out_stride, row, columns * sizeof(float));
+    }
+}
+
+template <int Rows, class X, class Weight>
+void multiply_tile(const X* x, size_t in, const Weight* tile, const float* bias, float* out,
+                   size_t out_stride, size_t columns) {
+    Floats acc[Rows][kTileVectors];
+    UNROLL
+    for (int r = 0; r < Rows; ++r) {
+        UNROLL
+        for (int v = 0; v < kTileVectors; ++v) acc[r][v] = Floats{};
+    }
+    accumulate_weights<Rows>(acc, x, in, tile);
+    if (bias) {
+        UNROLL
+        for (int r = 0; r < Rows; ++r) {
+            UNROLL
+            for (int v = 0; v < kTileVectors; ++v) acc[r][v] += load(bias + v * kLanes);
+        }
+    }
+    store_tile<Rows>(acc, out, out_stride, columns);
+}
+
+template <class X, class Weight>
+using MultiplyTile = void (*)(const X*, size_t, const Weight*, const float*, float*, size_t, size_t);
+
+// `in` counts elements of X: floats, or pairs. All pointers are to whole matrices, `bias` is padded or null.
+template <class X, class Weight>
+void multiply(ThreadPool& pool, const X* x, size_t rows, size_t in, const Weight* packed, size_t out_features,
+              const float* bias, float* out) {
+    static constexpr MultiplyTile<X, Weight> kernels[kTileRows] = {
+        multiply_tile<1, X, Weight>, multiply_tile<2, X, Weight>, multiply_tile<3, X, Weight>,
+        multiply_tile<4, X, Weight>, multiply_tile<5, X, Weight>, multiply_tile<6, X, Weight>};
+    if (rows == 0) return;
+    const size_t row_tiles = divide_up(rows, kTileRows);
+    const size_t height = divide_up(rows, row_tiles);  // 8 rows are 4 + 4, not 6 + 2
+    const size_t tile_size = in * sizeof(X) / sizeof(Weight) * kTileColumns;
+    const size_t units = divide_up(out_features, kTileColumns) * row_tiles;
+    const size_t grain = std::max<size_t>(1, (size_t{1} << 15) / (tile_size * height) + 1);
+    pool.split(units, grain, [&](size_t begin, size_t end) {
+        for (size_t unit = begin; unit < end; ++unit) {
+            const size_t column = unit / row_tiles * kTileColumns;
+            const size_t row = unit % row_tiles * height;
+            kernels[std::min(height, rows - row) - 1](
+                x + row * in, in, packed + column / kTileColumns * tile_size, bias ? bias + column : nullptr,
+                out + row * out_features + column, out_features,
+                std::min<size_t>(kTileColumns, out_features - column));
+        }
+    });
+}
+
+}  // namespace
+}  // namespace crossdock
+
+#pragma GCC visibility push(default)
+extern "C" {
+
+// Outputs per tile: packed weights and biases are padded to a multiple of it.
+int64_t crossdock_tile_columns() { return crossdock::kTileColumns; }
+
+// Whether bfloat16 weights are multiplied by the processor's own instruction.
+int crossdock_has_bf16() {
+#if defined(__AVX512BF16__) || defined(__ARM_FEATURE_BF16_VECTOR_ARITHMETIC)
+    return 1;
+#else
+    return 0;
+#endif
+}
+
+void crossdock_pack_f32(const float* weight, int64_t out, int64_t in, float* packed) {
+    crossdock::pack(weight, out, in, 1, packed);
+}
+
+void crossdock_pack_bf16(const uint16_t* weight, int64_t out, int64_t in, uint16_t* packed) {
+    crossdock::pack(weight, out, in, 2, packed);
+}
+
+void crossdock_linear_f32(void* pool, const float* x, int64_t rows, int64_t in, const float* packed,
+                          int64_t out_features, const float* bias, float* out) {
+    auto& crew = *static_cast<crossdock::ThreadPool*>(pool);
+    crossdock::multiply(crew, x, rows, in, packed, out_features, bias, out);
+}
+
+void crossdock_linear_bf16(void* pool, const float* x, int64_t rows, int64_t in, const uint16_t* packed,
+                           int64_t out_features, const float* bias, float* out) {
+    using crossdock::Pair;
+    auto& crew = *static_cast<crossdock::ThreadPool*>(pool);
+    const size_t pairs = crossdock::divide_up(in, 2);
+    for (size_t first = 0; first < static_cast<size_t>(rows); first += crossdock::kPanelRows) {
+        const size_t count = std::min<size_t>(crossdock::kPanelRows, rows - first);
+        auto* rounded = static_cast<Pair*>(crew.scratch(0, count * pairs * sizeof(Pair)));
+        crew.split(count, (size_t{1} << 14) / pairs + 1, [&](size_t begin, size_t end) {
+            for (size_t row = begin; row < end; ++row) {
+                crossdock::round_row(x + (first + row) * in, in, rounded + row * pairs);
+            }
+        });
+        crossdock::multiply(crew, rounded, count, pairs, packed, out_features, bias,
+                            out + first * out_features);
+    }
+}
+}
+#pragma GCC visibility pop

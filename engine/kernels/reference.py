@@ -1,0 +1,125 @@
+"""The Backend in plain torch: the oracle that kernels are compared with, and what serves without a compiler.
+
+Called by tests and, through `choose_backend`, by a worker on a machine with no C++ compiler. Written to be
+read and to be right, never to be fast.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from itertools import pairwise
+
+import torch
+
+from engine.kernels.backend import AttentionMeta, PackedLinear
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PlainWeight:
+    """A float32 weight [out_features, in_features], its values already rounded to the backend's dtype."""
+
+    out_features: int
+    in_features: int
+    weight: torch.Tensor
+    bias: torch.Tensor | None
+
+
+class ReferenceBackend:
+    """All arithmetic in float32, on values rounded where the CPU kernels round them.
+
+    Whatever sums over more than one element takes one row at a time, in tensors whose shapes depend on the
+    row's position alone and which start on a fresh allocation. So a row does not depend on the batch or on
+    the chunking. torch does not promise the same result for another number of torch threads: keep it constant.
+    """
+
+    name = "reference"
+
+    def __init__(self, dtype: torch.dtype) -> None:
+        assert dtype in {torch.float32, torch.bfloat16}, dtype
+        self.dtype = dtype
+
+    def pack(self, weight: torch.Tensor, bias: torch.Tensor | None = None) -> PackedLinear:
+        rows, columns = weight.shape
+        return PlainWeight(
+            out_features=rows,
+            in_features=columns,
+            weight=weight.to(self.dtype).to(torch.float32, copy=True).contiguous(),
+            bias=None if bias is None else bias.to(torch.float32, copy=True),
+        )
+
+    def linear(self, x: torch.Tensor, linear: PackedLinear) -> torch.Tensor:
+        assert isinstance(linear, PlainWeight), linear
+        rounded = x.to(self.dtype).to(torch.float32)
+        out = _by_row(lambda row: torch.mv(linear.weight, row), rounded, linear.out_features)
+        return out if linear.bias is None else out + linear.bias
+
+    def rms_norm(self, x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
+        def norm(row: torch.Tensor) -> torch.Tensor:
+            return row * torch.rsqrt(row.square().mean() + eps) * weight
+
+        return _by_row(norm, x.reshape(-1, x.shape[-1]), x.shape[-1]).reshape(x.shape)
+
+    def add_rms_norm(
+        self, x: torch.Tensor, residual: torch.Tensor, weight: torch.Tensor, eps: float
+    ) -> torch.Tensor:
+        residual += x
+        return self.rms_norm(residual, weight, eps)
+
+    def rotary(
+        self, q: torch.Tensor, k: torch.Tensor, positions: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor
+    ) -> None:
+        c = cos[positions].unsqueeze(1)
+        s = sin[positions].unsqueeze(1)
+        for x in (q, k):
+            first, second = x.chunk(2, dim=-1)
+            x.copy_(torch.cat((first * c - second * s, second * c + first * s), dim=-1))
+
+    def write_kv(
+        self, kv: torch.Tensor, layer: int, k: torch.Tensor, v: torch.Tensor, slots: torch.Tensor
+    ) -> None:
+        block_size = kv.shape[3]
+        blocks, offsets = slots // block_size, slots % block_size
+        kv[blocks, layer, 0, offsets] = k.to(kv.dtype)
+        kv[blocks, layer, 1, offsets] = v.to(kv.dtype)
+
+    def attention(
+        self,
+        q: torch.Tensor,
+        kv: torch.Tensor,
+        layer: int,
+        meta: AttentionMeta,
+        scale: float,
+        window: int | None,
+    ) -> torch.Tensor:
+        out = torch.empty(q.shape)
+        starts = meta.query_starts.tolist()
+        for sequence, (begin, end) in enumerate(pairwise(starts)):
+            table = meta.block_tables[sequence].long()
+            for row in range(begin, end):
+                last = int(meta.positions[row])
+                first = 0 if window is None else max(0, last - window + 1)
+                seen = torch.arange(first, last + 1)
+                block_size = kv.shape[3]
+                cached = kv[table[seen // block_size], layer, :, seen % block_size].to(torch.float32)
+                out[row] = _attend(q[row].clone(), cached[:, 0], cached[:, 1], scale)
+        return out
+
+    def silu_mul(self, gate_up: torch.Tensor) -> torch.Tensor:
+        gate, up = gate_up.chunk(2, dim=-1)
+        return torch.nn.functional.silu(gate) * up
+
+
+def _by_row(function: Callable[[torch.Tensor], torch.Tensor], x: torch.Tensor, width: int) -> torch.Tensor:
+    """Each row by itself, on a fresh copy: torch picks its kernels by shape and by alignment."""
+    out = torch.empty(x.shape[0], width)
+    for i in range(x.shape[0]):
+        out[i] = function(x[i].clone())
+    return out
+
+
+def _attend(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, scale: float) -> torch.Tensor:
+    """One row: q [heads, d], k and v [seen, kv_heads, d] -> [heads, d]."""
+    kv_heads = k.shape[1]
+    grouped = q.view(kv_heads, -1, q.shape[-1]) * scale
+    scores = torch.einsum("hgd,nhd->hgn", grouped, k)
+    weights = torch.softmax(scores, dim=-1)
+    return torch.einsum("hgn,nhd->hgd", weights, v).reshape(q.shape)

@@ -1,0 +1,46 @@
+"""Picks the CPU backend of a worker: compiled kernels where they can be built, plain torch where not.
+
+Called once per worker at start-up. Never chooses for a GPU.
+"""
+
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+
+from engine.errors import NoCompiler
+from engine.kernels.backend import Backend
+from engine.kernels.cpu.backend import CpuBackend
+from engine.kernels.cpu.build import build, default_cache_folder, default_commands, find_compiler, host_flags
+from engine.kernels.cpu.library import Library
+from engine.kernels.reference import ReferenceBackend
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ChosenBackend:
+    """note: one line for the operator when it is not the backend one would want, else None."""
+
+    backend: Backend
+    note: str | None
+
+
+def choose_backend(
+    dtype: torch.dtype | None,
+    threads: int,
+    *,
+    cache_folder: Path | None = None,
+    compilers: tuple[str, ...] | None = None,
+) -> ChosenBackend:
+    """The best backend for this processor. dtype None: bfloat16 where the processor has it, else float32.
+
+    cache_folder, compilers: where built kernels are kept and what builds them, if not the user's defaults.
+    Raises CapacityError when the system refuses the threads.
+    """
+    try:
+        compiler = find_compiler(compilers if compilers is not None else default_commands())
+        library = Library(build(cache_folder or default_cache_folder(), compiler, host_flags()))
+    except (NoCompiler, OSError) as error:
+        note = f"serving with the slow plain-torch backend: {error}"
+        return ChosenBackend(backend=ReferenceBackend(dtype or torch.float32), note=note)
+    native = torch.bfloat16 if library.has_bf16() else torch.float32
+    return ChosenBackend(backend=CpuBackend(dtype or native, threads, library), note=None)

@@ -1,0 +1,94 @@
+"""The step thread: drains its inbox, then steps, for ever.
+
+Owns the thread and the inbox. Whoever wants something of the engine posts an action, which runs between two steps.
+Never waits for anything but its own inbox. An exception on this thread is a mistake of ours: it is given to
+`on_crash` and the thread ends (fail-stop), since a half-done step cannot be trusted.
+"""
+
+import threading
+from collections import deque
+from collections.abc import Callable
+
+from engine.core import EngineCore, StepResult
+from engine.errors import EngineError
+
+
+class InboxFull(EngineError):
+    """More actions are waiting than the inbox may hold."""
+
+
+class EngineLoop:
+    """inbox_actions_max: actions that may wait at once. clock: seconds, monotonic."""
+
+    def __init__(
+        self,
+        core: EngineCore,
+        *,
+        clock: Callable[[], float],
+        on_step: Callable[[StepResult], None],
+        on_crash: Callable[[BaseException], None],
+        inbox_actions_max: int,
+    ) -> None:
+        self._core = core
+        self._clock = clock
+        self._on_step = on_step
+        self._on_crash = on_crash
+        self._inbox: deque[Callable[[], None]] = deque()
+        self._inbox_actions_max = inbox_actions_max
+        self._wake = threading.Condition()
+        self._stopping = False
+        self._steps = 0
+        self._thread = threading.Thread(target=self._guarded, name="engine-step", daemon=True)
+
+    @property
+    def steps(self) -> int:
+        """Steps done since start; moves as long as there is work."""
+        return self._steps
+
+    def start(self) -> None:
+        self._thread.start()
+
+    def post(self, action: Callable[[], None]) -> None:
+        """Run an action on the step thread between two steps. From any thread; never blocks.
+
+        Raises InboxFull.
+        """
+        with self._wake:
+            if len(self._inbox) >= self._inbox_actions_max:
+                raise InboxFull(f"{self._inbox_actions_max} actions are waiting")
+            self._inbox.append(action)
+            self._wake.notify()
+
+    def stop(self) -> None:
+        """Finish the current step and end the thread."""
+        with self._wake:
+            self._stopping = True
+            self._wake.notify()
+        self._thread.join()
+
+    def _guarded(self) -> None:
+        try:
+            self._run()
+        except BaseException as crash:
+            self._on_crash(crash)
+
+    def _run(self) -> None:
+        stuck = False
+        while self._drain(wait=stuck or self._core.idle()):
+            if self._core.idle():
+                continue
+            result = self._core.step(self._clock())
+            self._steps += 1
+            self._on_step(result)
+            stuck = result.empty()
+
+    def _drain(self, *, wait: bool) -> bool:
+        """Run what is in the inbox, after waiting for something if told to; False when it is time to end."""
+        with self._wake:
+            if wait:
+                self._wake.wait_for(lambda: self._inbox or self._stopping)
+            actions = tuple(self._inbox)
+            self._inbox.clear()
+        for action in actions:
+            action()
+        return not self._stopping

@@ -1,0 +1,93 @@
+"""From logits to tokens.
+
+The sampler has no state: a token is a function of its own row of logits, its parameters and (seed, choice,
+position). Called by the core once per step. Never mixes the rows of a call, never counts calls, and knows no
+sequence: stop rules and penalties are folds over the known tokens, done by its callers.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+
+from engine.distribution import Logits, descending, filtered, largest, log_total
+from engine.errors import NonFiniteLogits
+from engine.noise import uniform
+from engine.sequence import SamplingParams
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SampleRow:
+    """How to sample one row.
+
+    position: absolute position of the token to be sampled, from 0. banned: token ids that may not be sampled
+    here, such as stop tokens before the minimum length; some other token must be left.
+    """
+
+    params: SamplingParams
+    position: int
+    banned: frozenset[int] = frozenset()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Sampled:
+    """A token.
+
+    Logprobs are natural logarithms under the model's own distribution: before temperature, filters and bans.
+    logprob is None and top empty unless asked for. top: (token id, logprob), the likeliest first, lower ids
+    first among equals; the sampled token need not be among them.
+    """
+
+    token: int
+    logprob: float | None
+    top: tuple[tuple[int, float], ...]
+
+
+class Sampler:
+    """Greedy and seeded sampling on the host, in numpy on the calling thread."""
+
+    def sample(self, logits: torch.Tensor, rows: Sequence[SampleRow]) -> list[Sampled]:
+        """One token for each row of float32 [n, vocab], n = len(rows).
+
+        Greedy rows take the largest logit, the lowest id among equals. Raises NonFiniteLogits, naming every
+        row that holds a NaN or +inf, or nothing but -inf; any other -inf is a token that is never sampled.
+        """
+        assert logits.dtype == torch.float32, logits.dtype
+        assert logits.ndim == 2 and len(rows) == logits.shape[0], f"{len(rows)} rows, logits {logits.shape}"
+        values: Logits = logits.detach().cpu().numpy()
+        likeliest = values.argmax(axis=1)
+        maxima = np.take_along_axis(values, likeliest[:, None], axis=1)
+        bad = np.flatnonzero(~np.isfinite(maxima))
+        if len(bad):
+            raise NonFiniteLogits(tuple(bad.tolist()))
+        return [
+            _sample_row(values[index], row, greedy)
+            for index, (row, greedy) in enumerate(zip(rows, likeliest.tolist(), strict=True))
+        ]
+
+
+def _sample_row(logits: Logits, row: SampleRow, likeliest: int) -> Sampled:
+    token = _token(logits, row, likeliest)
+    if row.params.logprobs is None:
+        return Sampled(token=token, logprob=None, top=())
+    total = log_total(logits)
+    count = min(row.params.logprobs, len(logits))
+    best = descending(logits, largest(logits, count)) if count else ()
+    return Sampled(
+        token=token,
+        logprob=float(logits[token]) - total,
+        top=tuple((int(id_), float(logits[id_]) - total) for id_ in best),
+    )
+
+
+def _token(logits: Logits, row: SampleRow, likeliest: int) -> int:
+    params = row.params
+    if row.banned:
+        logits = logits.copy()
+        logits[list(row.banned)] = -np.inf
+        likeliest = int(logits.argmax())
+        assert np.isfinite(logits[likeliest]), f"all tokens are banned at position {row.position}"
+    if params.temperature == 0.0:
+        return likeliest
+    return filtered(logits, params).draw(uniform(params.seed, params.choice, row.position))

@@ -1,0 +1,175 @@
+"""One try at a request on one pair of workers: what is asked of them, and what their answers mean.
+
+Synchronous: fed with deliveries, it sends messages and returns tokens. Lives on the event loop; waits for nothing.
+"""
+
+from dataclasses import dataclass
+from typing import TypeAlias
+
+from crossdock.worker.v1 import worker_pb2 as pb
+from gateway.journal import Divergence, Journal
+from gateway.lifecycle import LIVE, Happening, Phase, after
+from gateway.mailbox import DeadlinePassed, Delivery, Mailbox, WorkerLost
+from gateway.request import TokenBatch
+from gateway.worker_pool import WorkerRecord
+from kvtransfer.ticket import Ticket, seal
+from service.errors import DeadlineExpired, Exhausted, InternalFault, ServiceError
+from service.orders import SequenceOrder, to_spec
+from service.reports import (
+    AdoptedReport,
+    EndCause,
+    EndedReport,
+    HandedOverReport,
+    ReservedReport,
+    TokenReport,
+)
+
+PrefillRecord: TypeAlias = WorkerRecord[pb.PrefillServiceAttachRequest, pb.PrefillServiceAttachResponse]
+DecodeRecord: TypeAlias = WorkerRecord[pb.DecodeServiceAttachRequest, pb.DecodeServiceAttachResponse]
+
+_TOO_LATE = "the deadline passed before the answer was complete"
+
+
+class AttemptLost(Exception):
+    """This try will not end by itself, through no fault of the request. Another one can go on."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Target:
+    """Where the sequence goes after its first token, and the right to go there."""
+
+    worker: DecodeRecord
+    ticket: Ticket
+    ticket_key: bytes
+
+
+class Attempt:
+    """target: None for an answer that ends with its first token."""
+
+    def __init__(
+        self, *, journal: Journal, order: SequenceOrder, prefill: PrefillRecord, target: Target | None
+    ) -> None:
+        self.mailbox = Mailbox()
+        self.phase = Phase.ROUTED
+        self.failure: AttemptLost | ServiceError | None = None
+        self._journal = journal
+        self._order = order
+        self._prefill = prefill
+        self._target = target
+        self._submitted = False
+        self._ended_by: str | None = None
+
+    def begin(self) -> None:
+        """Ask for blocks, or for the prompt at once if none are needed."""
+        key = self._order.key
+        self._prefill.book(key, self.mailbox, tokens=len(self._order.token_ids))
+        if self._target is None:
+            self._submit()
+            return
+        worker = self._target.worker
+        worker.book(key, self.mailbox, tokens=0)
+        reserve = pb.Reserve(sequence=to_spec(self._order), ticket=seal(self._target.ticket, self._target.ticket_key))
+        worker.attachment.send(pb.DecodeServiceAttachRequest(reserve=reserve))
+        self._advance(Happening.ASKED)
+
+    def live(self) -> bool:
+        return self.phase in LIVE
+
+    def hear(self, deliveries: list[Delivery]) -> TokenBatch:
+        """The tokens that these deliveries add. When they end the attempt badly, `failure` says how: what was
+        entered in the journal before it is in the batch all the same."""
+        tokens, end = [], None
+        for delivery in deliveries:
+            batch = self._hear(delivery)
+            if batch is not None:
+                tokens += batch.tokens
+                end = end or batch.end
+            if not self.live():
+                break
+        return TokenBatch(tokens=tuple(tokens), end=end)
+
+    def close(self) -> None:
+        """Nobody follows this attempt any more: stop what the workers still do for it."""
+        key = self._order.key
+        cancel = pb.Cancel(request_id=key.request_id, attempt=key.attempt)
+        self._prefill.release(key)
+        prefill_is_done = self.phase is Phase.DECODING or self._ended_by is not None
+        if self._submitted and not prefill_is_done:
+            self._prefill.attachment.send(pb.PrefillServiceAttachRequest(cancel=cancel))
+        if self._target is not None:
+            self._target.worker.release(key)
+            if self._ended_by != self._target.worker.worker_id:
+                self._target.worker.attachment.send(pb.DecodeServiceAttachRequest(cancel=cancel))
+
+    def _hear(self, delivery: Delivery) -> TokenBatch | None:
+        letter = delivery.letter
+        match letter:
+            case TokenReport():
+                return self._token(delivery.worker_id, letter)
+            case ReservedReport():
+                self._advance(Happening.GRANTED)
+                self._submit()
+            case AdoptedReport():
+                self._advance(Happening.ADOPTED)
+            case HandedOverReport():
+                pass
+            case EndedReport():
+                self._ended(delivery.worker_id, letter)
+            case WorkerLost():
+                lost = AttemptLost(f"{delivery.worker_id} was lost")
+                self._fail(delivery.worker_id, lost)
+            case DeadlinePassed():
+                self._lose(DeadlineExpired(_TOO_LATE))
+        return None
+
+    def _token(self, worker_id: str, report: TokenReport) -> TokenBatch | None:
+        if worker_id == self._prefill.worker_id:
+            self._prefill.computed(self._order.key)
+            if report.end is None:
+                self._advance(Happening.FIRST_TOKEN)
+        try:
+            batch = self._journal.take(report)
+        except Divergence as divergence:
+            self._lose(InternalFault(str(divergence)))
+            return None
+        if batch.end is not None:
+            self._ended_by = worker_id
+            self._advance(Happening.LAST_TOKEN)
+        return batch
+
+    def _ended(self, worker_id: str, report: EndedReport) -> None:
+        match report.cause:
+            case EndCause.EXHAUSTED:
+                self._fail(worker_id, Exhausted(report.detail, retry_after_ms=1000))
+            case EndCause.INVALID:
+                self._fail(worker_id, InternalFault("a worker refused what the gateway had accepted"))
+            case EndCause.DEADLINE:
+                self._fail(worker_id, DeadlineExpired(_TOO_LATE))
+            case _:
+                lost = AttemptLost(f"{worker_id}: {report.cause.name.lower()}: {report.detail}")
+                self._fail(worker_id, lost)
+
+    def _fail(self, worker_id: str, failure: AttemptLost | ServiceError) -> None:
+        """Something ended at a worker. Of no interest once the other one owns the sequence."""
+        if worker_id == self._prefill.worker_id and self.phase is Phase.DECODING:
+            return
+        self._lose(failure)
+
+    def _lose(self, failure: AttemptLost | ServiceError) -> None:
+        self._advance(Happening.FAILED)
+        self.failure = failure
+
+    def _submit(self) -> None:
+        sealed = seal(self._target.ticket, self._target.ticket_key) if self._target else b""
+        welcome = self._target.worker.welcome if self._target else None
+        submit = pb.SubmitPrompt(
+            sequence=to_spec(self._order),
+            ticket=sealed,
+            target_endpoints=welcome.kv_endpoints if welcome else (),
+        )
+        self._prefill.attachment.send(pb.PrefillServiceAttachRequest(submit=submit))
+        self._submitted = True
+        self._advance(Happening.SUBMITTED)
+
+    def _advance(self, happening: Happening) -> None:
+        self.phase = after(self.phase, happening)

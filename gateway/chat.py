@@ -1,0 +1,146 @@
+"""A conversation as the text the model was trained on, by the chat template from the model's own files.
+
+`Tokenizer.encode_chat` calls it. It takes no template from a request, lets a template see messages only, and
+bounds what one may write. Semantics are those of Hugging Face transformers' `apply_chat_template`
+(https://huggingface.co/docs/transformers/chat_templating_writing).
+"""
+
+import json
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from datetime import datetime
+from typing import NoReturn
+
+import jinja2
+from jinja2 import nodes
+from jinja2.exceptions import SecurityError
+from jinja2.ext import Extension
+from jinja2.parser import Parser
+from jinja2.sandbox import ImmutableSandboxedEnvironment
+from jinja2.utils import Namespace
+
+from gateway.errors import ModelFilesError
+from service.errors import FieldViolation, InvalidRequest
+
+FIELD = "chat.messages"
+
+# What a template can raise when a conversation is not of the shape it expects.
+_REFUSALS = (
+    jinja2.TemplateError,
+    ArithmeticError,
+    AttributeError,
+    LookupError,
+    TypeError,
+    ValueError,
+    RecursionError,
+)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ChatMessage:
+    """role: for example "system", "user" or "assistant"."""
+
+    role: str
+    content: str
+
+
+class ChatTemplate:
+    """One compiled template. special_tokens: what it may name, for example "bos_token" -> "<s>"."""
+
+    def __init__(self, source: str, special_tokens: Mapping[str, str]) -> None:
+        """Raises ModelFilesError for a template that does not compile."""
+        try:
+            self._template = _environment().from_string(source)
+        except jinja2.TemplateError as error:
+            raise ModelFilesError(f"the chat template does not compile: {error}") from None
+        self._special_tokens = dict(special_tokens)
+
+    def render(
+        self,
+        messages: Sequence[ChatMessage],
+        *,
+        add_generation_prompt: bool,
+        now: datetime,
+        characters_max: int,
+    ) -> str:
+        """Raises InvalidRequest when the template refuses the messages, or the text is over the limit."""
+        try:
+            pieces = self._template.generate(
+                **self._special_tokens,
+                messages=[{"role": message.role, "content": message.content} for message in messages],
+                tools=None,
+                documents=None,
+                add_generation_prompt=add_generation_prompt,
+                strftime_now=now.strftime,
+            )
+            return _joined(pieces, characters_max)
+        except _TooLong:
+            text = f"at most {characters_max} characters once the chat template is applied"
+            raise _refusal(text, "CONTEXT_LENGTH_EXCEEDED") from None
+        except _REFUSALS:
+            raise _refusal("the model's chat template does not take this conversation") from None
+
+
+class _TooLong(Exception):
+    """The text is over the limit."""
+
+
+def _joined(pieces: Iterable[str], characters_max: int) -> str:
+    taken: list[str] = []
+    left = characters_max
+    for piece in pieces:
+        left -= len(piece)
+        if left < 0:
+            raise _TooLong
+        taken.append(piece)
+    return "".join(taken)
+
+
+def _refusal(description: str, reason: str | None = None) -> InvalidRequest:
+    return InvalidRequest(FieldViolation(field=FIELD, description=description), reason=reason)
+
+
+def _environment() -> ImmutableSandboxedEnvironment:
+    environment = ImmutableSandboxedEnvironment(
+        trim_blocks=True, lstrip_blocks=True, extensions=[_GenerationBlock, "jinja2.ext.loopcontrols"]
+    )
+    environment.filters["tojson"] = _tojson
+    environment.globals["raise_exception"] = _raise_exception
+    environment.globals["namespace"] = _PlainNamespace
+    return environment
+
+
+def _tojson(
+    value: object,
+    ensure_ascii: bool = False,
+    indent: int | None = None,
+    separators: tuple[str, str] | None = None,
+    sort_keys: bool = False,
+) -> str:
+    """Unlike jinja2's own filter it escapes nothing for HTML."""
+    return json.dumps(
+        value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys
+    )
+
+
+def _raise_exception(message: str) -> NoReturn:
+    raise jinja2.TemplateError(message)
+
+
+class _PlainNamespace(Namespace):
+    """A namespace without names that could reach Python's internals."""
+
+    def __setitem__(self, name: str, value: object) -> None:
+        if name.startswith("_"):
+            raise SecurityError("a namespace takes no name that starts with an underscore")
+        super().__setitem__(name, value)
+
+
+class _GenerationBlock(Extension):
+    """{% generation %} marks the assistant's words for training; serving renders its body as it is."""
+
+    tags = {"generation"}  # noqa: RUF012 - how jinja2 declares it
+
+    def parse(self, parser: Parser) -> list[nodes.Node]:
+        next(parser.stream)
+        return parser.parse_statements(("name:endgeneration",), drop_needle=True)

@@ -1,0 +1,129 @@
+"""What the gRPC and the HTTP face share: one way from a client's words to an answer, and its measurement.
+
+Servicer and HTTP routes call it and translate; the process builds it. It knows no wire: no statuses, no JSON,
+no streams but its own deltas.
+"""
+
+import asyncio
+from collections.abc import AsyncGenerator, Callable
+from contextlib import aclosing
+from dataclasses import dataclass
+from datetime import datetime
+from typing import TypeVar
+
+from crossdock.v1 import inference_pb2
+from gateway import prompt, validation
+from gateway.generation import Delta, TokenSource, generate
+from gateway.request import ModelCard, Request
+from gateway.tokenizer import Tokenizer
+from service.errors import ServiceError
+from service.metrics import Metrics
+from service.timeline import Instant, Timeline
+
+# Up to here, tokenising costs the event loop less than the way to another thread and back.
+_INLINE_BYTES_MAX = 2048
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Frontend:
+    """card: the served model as it is known now. ready: whether new work is welcome. monotonic: seconds;
+    wall: for dates that people read."""
+
+    card: Callable[[], ModelCard]
+    tokenizer: Tokenizer
+    source: TokenSource
+    metrics: Metrics
+    new_id: Callable[[], str]
+    new_seed: Callable[[], int]
+    monotonic: Callable[[], float]
+    wall: Callable[[], datetime]
+    ready: Callable[[], bool]
+
+    async def accept(self, spec: inference_pb2.GenerationSpec, time_left_s: float | None) -> Request:
+        """Raises as validation.accept. Long texts are tokenised on another thread."""
+
+        def work() -> Request:
+            return validation.accept(
+                spec,
+                self.card(),
+                self.tokenizer,
+                new_id=self.new_id,
+                new_seed=self.new_seed,
+                now=self.monotonic(),
+                today=self.wall(),
+                time_left_s=time_left_s,
+            )
+
+        return await _off_loop(work, 0 if spec.HasField("token_ids") else spec.ByteSize())
+
+    async def generate(self, request: Request) -> AsyncGenerator[Delta, None]:
+        """The answer. Raises ServiceError; closing it cancels the work. Every end is counted once."""
+        timeline = Timeline()
+        timeline.mark(Instant.ACCEPTED, self.monotonic())
+        outcome, generated = "cancelled", 0
+        try:
+            async with aclosing(generate(request, self.source, self.tokenizer)) as deltas:
+                async for delta in deltas:
+                    if delta.tokens:
+                        timeline.mark(Instant.FIRST_TOKEN, self.monotonic())
+                    generated += len(delta.tokens)
+                    if delta.finish is not None:
+                        outcome = delta.finish.reason.name.lower()
+                        timeline.mark(Instant.FINISHED, self.monotonic())
+                    yield delta
+        except ServiceError as error:
+            outcome = error.reason.lower()
+            raise
+        except Exception:
+            outcome = "internal"
+            raise
+        finally:
+            self._measure(request, timeline, outcome, generated)
+
+    async def tokenize(self, asked: inference_pb2.TokenizeRequest) -> tuple[int, ...]:
+        """Raises ModelNotFound or InvalidRequest. An empty text has no tokens, unless the model starts with
+        one."""
+        card = self.card()
+        validation.check_model(asked.model, card)
+        tokens_max = card.max_model_len
+        if asked.WhichOneof("input") == "chat":
+            prompt.refuse(
+                list(prompt.chat_violations(asked.chat, self.tokenizer)),
+                list(prompt.chat_too_long(asked.chat, tokens_max)),
+            )
+        else:
+            prompt.refuse([], list(prompt.text_too_long(asked.text, tokens_max)))
+
+        def work() -> tuple[int, ...]:
+            if asked.WhichOneof("input") == "chat":
+                return prompt.encode_chat(
+                    asked.chat, self.tokenizer, tokens_max=tokens_max, today=self.wall()
+                )
+            return tuple(self.tokenizer.encode(asked.text))
+
+        return await _off_loop(work, asked.ByteSize())
+
+    def detokenize(self, asked: inference_pb2.DetokenizeRequest) -> str:
+        """Raises ModelNotFound or InvalidRequest."""
+        card = self.card()
+        validation.check_model(asked.model, card)
+        prompt.refuse(
+            list(prompt.ids_violations("token_ids", asked.token_ids, card.vocab_size)),
+            list(prompt.ids_too_long("token_ids", len(asked.token_ids), card.max_model_len)),
+        )
+        return self.tokenizer.decode(asked.token_ids, include_special=asked.include_special_tokens)
+
+    def _measure(self, request: Request, timeline: Timeline, outcome: str, generated: int) -> None:
+        self.metrics.count_request(outcome)
+        self.metrics.count_tokens("gateway", prompt=len(request.prompt_token_ids), generated=generated)
+        first, each = timeline.time_to_first_token(), timeline.time_per_output_token(generated)
+        if first is not None:
+            self.metrics.observe_first_token("gateway", first)
+        if each is not None:
+            self.metrics.observe_per_token("gateway", each)
+
+
+async def _off_loop(work: Callable[[], T], size_bytes: int) -> T:
+    return work() if size_bytes <= _INLINE_BYTES_MAX else await asyncio.to_thread(work)

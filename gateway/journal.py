@@ -1,0 +1,83 @@
+"""What one request has been told so far: everything that is needed to go on with it on any worker.
+
+Prompt, parameters and every token already emitted. A token is shown to the client only after it is in here; each
+position once, without gap. Talks to nobody.
+"""
+
+from gateway.request import EndReason, Request, Token, TokenBatch
+from service.orders import AttemptKey, SequenceOrder
+from service.reports import TokenEnd, TokenReport
+
+_ENDS = {TokenEnd.STOP: EndReason.STOP, TokenEnd.LENGTH: EndReason.LENGTH}
+
+
+class Divergence(Exception):
+    """A worker sent another token for a position that is in the journal already, or one that cannot be."""
+
+
+class Journal:
+    """wire_id: the request's name between our processes; the client's own id may not be unique."""
+
+    def __init__(self, request: Request, wire_id: str) -> None:
+        self.request = request
+        self.wire_id = wire_id
+        self._emitted: list[int] = []
+        self._ahead: dict[int, TokenReport] = {}
+
+    def __len__(self) -> int:
+        """Tokens emitted."""
+        return len(self._emitted)
+
+    def remaining(self) -> int:
+        """Tokens that may still come."""
+        return self.request.stop.max_tokens - len(self._emitted)
+
+    def begin(self) -> None:
+        """A new attempt: what older ones sent ahead of their turn is void."""
+        self._ahead.clear()
+
+    def take(self, report: TokenReport) -> TokenBatch:
+        """Enter a token; the batch holds what became consecutive by it, possibly nothing.
+
+        Raises Divergence for a token that contradicts the journal.
+        """
+        if report.position < len(self._emitted):
+            if self._emitted[report.position] != report.token_id:
+                raise Divergence(f"position {report.position}: another token than before")
+            return TokenBatch(tokens=(), end=None)
+        if report.position >= self.request.stop.max_tokens:
+            raise Divergence(f"position {report.position}: the answer ends at {self.request.stop.max_tokens}")
+        self._ahead[report.position] = report
+        return self._consecutive()
+
+    def order(self, attempt: int, time_left_ms: int | None) -> SequenceOrder:
+        """What a worker needs to go on from here."""
+        request = self.request
+        return SequenceOrder(
+            key=AttemptKey(request_id=self.wire_id, attempt=attempt),
+            choice=0,
+            token_ids=(*request.prompt_token_ids, *self._emitted),
+            prompt_tokens=len(request.prompt_token_ids),
+            max_tokens=request.stop.max_tokens,
+            min_tokens=request.stop.min_tokens,
+            stop_token_ids=request.stop.token_ids,
+            temperature=request.sampling.temperature,
+            top_p=request.sampling.top_p,
+            top_k=request.sampling.top_k,
+            min_p=request.sampling.min_p,
+            seed=request.sampling.seed,
+            logprobs=request.sampling.logprobs,
+            time_left_ms=time_left_ms,
+        )
+
+    def _consecutive(self) -> TokenBatch:
+        tokens, end = [], None
+        while end is None and (report := self._ahead.pop(len(self._emitted), None)) is not None:
+            self._emitted.append(report.token_id)
+            tokens.append(_token(report))
+            end = _ENDS[report.end] if report.end else None
+        return TokenBatch(tokens=tuple(tokens), end=end)
+
+
+def _token(report: TokenReport) -> Token:
+    return Token(position=report.position, token_id=report.token_id, logprob=report.logprob, top=report.top)

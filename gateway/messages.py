@@ -1,0 +1,107 @@
+"""Answers of ours as messages of crossdock.v1.
+
+The servicer calls it. It translates values, keeps no state, and reads no requests.
+"""
+
+from collections.abc import Sequence
+
+from crossdock.v1 import inference_pb2
+from gateway.generation import Delta, EndOfSequence, Finish, StopString, StopToken
+from gateway.request import EndReason, ModelCard, Request, Token
+
+_REASONS = {
+    EndReason.STOP: inference_pb2.FINISH_REASON_STOP,
+    EndReason.LENGTH: inference_pb2.FINISH_REASON_LENGTH,
+}
+
+
+def part(
+    request: Request, delta: Delta, *, first: bool, generated: int
+) -> inference_pb2.GenerateStreamResponse:
+    """One message of a stream: prompt_info in the first, usage in the last. generated: tokens up to here."""
+    return inference_pb2.GenerateStreamResponse(
+        deltas=[
+            inference_pb2.SequenceDelta(
+                text=delta.text,
+                token_ids=[token.token_id for token in delta.tokens],
+                logprobs=_logprobs(request, delta.tokens),
+                finish=None if delta.finish is None else _finish(delta.finish),
+                first_position=delta.first_position,
+            )
+        ],
+        prompt_info=_prompt_info(request, delta) if first else None,
+        usage=None if delta.finish is None else _usage(request, delta, generated),
+    )
+
+
+def whole(request: Request, deltas: Sequence[Delta]) -> inference_pb2.GenerateResponse:
+    """A complete answer. deltas: at least one; the last has the finish."""
+    last = deltas[-1]
+    assert last.finish is not None, "an answer ends with its finish"
+    tokens = [token for delta in deltas for token in delta.tokens]
+    return inference_pb2.GenerateResponse(
+        request_id=request.id,
+        prompt_info=_prompt_info(request, last),
+        outputs=[
+            inference_pb2.SequenceOutput(
+                text="".join(delta.text for delta in deltas),
+                token_ids=[token.token_id for token in tokens],
+                logprobs=_logprobs(request, tokens),
+                finish=_finish(last.finish),
+            )
+        ],
+        usage=_usage(request, last, len(tokens)),
+    )
+
+
+def model(card: ModelCard) -> inference_pb2.Model:
+    return inference_pb2.Model(
+        name=card.name,
+        max_model_len=card.tokens_max(),
+        vocab_size=card.vocab_size,
+        eos_token_ids=card.eos_token_ids,
+        digest=card.digest,
+    )
+
+
+def _prompt_info(request: Request, delta: Delta) -> inference_pb2.PromptInfo:
+    return inference_pb2.PromptInfo(
+        prompt_tokens=len(request.prompt_token_ids),
+        cached_tokens=delta.cached_tokens,
+        seed=request.sampling.seed,
+    )
+
+
+def _usage(request: Request, delta: Delta, generated: int) -> inference_pb2.Usage:
+    return inference_pb2.Usage(
+        prompt_tokens=len(request.prompt_token_ids),
+        completion_tokens=generated,
+        cached_tokens=delta.cached_tokens,
+    )
+
+
+def _logprobs(request: Request, tokens: Sequence[Token]) -> inference_pb2.Logprobs | None:
+    """Parallel arrays; every token brings as many alternatives as were asked for."""
+    count = request.sampling.logprobs
+    if count is None:
+        return None
+    assert all(token.logprob is not None and len(token.top) == count for token in tokens)
+    return inference_pb2.Logprobs(
+        token_logprobs=[token.logprob for token in tokens if token.logprob is not None],
+        top_count=count,
+        top_token_ids=[token_id for token in tokens for token_id, _ in token.top],
+        top_logprobs=[logprob for token in tokens for _, logprob in token.top],
+    )
+
+
+def _finish(finish: Finish) -> inference_pb2.Finish:
+    reason = _REASONS[finish.reason]
+    match finish.matched:
+        case EndOfSequence(token_id=token_id):
+            return inference_pb2.Finish(reason=reason, eos_token_id=token_id)
+        case StopToken(token_id=token_id):
+            return inference_pb2.Finish(reason=reason, stop_token_id=token_id)
+        case StopString(text=text):
+            return inference_pb2.Finish(reason=reason, stop_string=text)
+        case None:
+            return inference_pb2.Finish(reason=reason)

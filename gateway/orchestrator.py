@@ -1,0 +1,161 @@
+"""The whole way of a request: admit, journal, route, follow an attempt, go on with another one if it is lost.
+
+Owns the order of things; every step of it is somebody else's. Shows a token only after it is in the journal.
+"""
+
+import asyncio
+from collections.abc import AsyncGenerator, Callable
+from contextlib import aclosing
+from itertools import count
+
+from crossdock.worker.v1 import worker_pb2 as pb
+from gateway.admission import Admission
+from gateway.attempt import Attempt, AttemptLost, DecodeRecord, PrefillRecord, Target
+from gateway.journal import Journal
+from gateway.mailbox import DeadlinePassed, Mailbox
+from gateway.request import Request, TokenBatch
+from gateway.router import NoRoute, Route, pick
+from gateway.worker_pool import WorkerPool
+from kvtransfer.identity import Identity
+from kvtransfer.ticket import Ticket, mint
+from service.errors import Unavailable
+from service.orders import SequenceOrder
+
+ATTEMPTS_MAX = 4
+"""The first one and three more."""
+LEASE_MS = 10_000
+REROUTE_WAIT_S = 10.0
+
+
+class Orchestrator:
+    """Serves requests as streams of token batches.
+
+    gateway_epoch: of this process; makes wire ids unique. randomness(n): n unpredictable bytes. clock: seconds,
+    monotonic, the one that Request.deadline is on.
+    """
+
+    def __init__(
+        self,
+        *,
+        prefills: WorkerPool[pb.PrefillServiceAttachRequest, pb.PrefillServiceAttachResponse],
+        decodes: WorkerPool[pb.DecodeServiceAttachRequest, pb.DecodeServiceAttachResponse],
+        admission: Admission,
+        ticket_key: bytes,
+        gateway_epoch: int,
+        randomness: Callable[[int], bytes],
+        clock: Callable[[], float],
+    ) -> None:
+        self._prefills = prefills
+        self._decodes = decodes
+        self._admission = admission
+        self._ticket_key = ticket_key
+        self._gateway_epoch = gateway_epoch
+        self._randomness = randomness
+        self._clock = clock
+        self._numbers = count(1)
+        self._changed = asyncio.Event()
+
+    def workers_changed(self) -> None:
+        """A worker came, went or changed its state: those who wait for a route look again."""
+        self._changed.set()
+        self._changed = asyncio.Event()
+
+    async def run(self, request: Request) -> AsyncGenerator[TokenBatch, None]:
+        """Tokens in order, each position once; the last batch has an end. Raises ServiceError.
+
+        Closing the generator stops the work on both workers.
+        """
+        with self._admission.enter():
+            journal = Journal(request, f"{self._gateway_epoch:x}-{next(self._numbers)}")
+            for number in range(1, ATTEMPTS_MAX + 1):
+                try:
+                    async with aclosing(self._follow(journal, number)) as batches:
+                        async for batch in batches:
+                            yield batch
+                    return
+                except AttemptLost as lost:
+                    if number == ATTEMPTS_MAX:
+                        raise Unavailable("every attempt was lost", reason="ATTEMPTS_LOST") from lost
+
+    async def _follow(self, journal: Journal, number: int) -> AsyncGenerator[TokenBatch, None]:
+        """One attempt, from where the journal stands. Raises AttemptLost when another one should go on."""
+        attempt = await self._route(journal, number)
+        alarm = self._set_alarm(journal.request, attempt.mailbox)
+        try:
+            attempt.begin()
+            while attempt.live():
+                batch = attempt.hear(await attempt.mailbox.take())
+                if batch.tokens:
+                    yield batch
+            if attempt.failure is not None:
+                raise attempt.failure
+        finally:
+            if alarm is not None:
+                alarm.cancel()
+            attempt.close()
+
+    async def _route(self, journal: Journal, number: int) -> Attempt:
+        """An attempt on the best pair. A first attempt finds one at once or is refused; a later one waits a little:
+        what it lost may be coming back."""
+        journal.begin()
+        order = journal.order(number, self._time_left_ms(journal.request))
+        give_up = self._clock() + (0 if number == 1 else REROUTE_WAIT_S)
+        while True:
+            changed = self._changed
+            route = pick(self._prefills.views(), self._decodes.views(), blocks_needed=self._blocks(order))
+            if isinstance(route, Route):
+                return self._attempt(journal, order, route)
+            await _wait(changed, give_up - self._clock(), route)
+
+    def _attempt(self, journal: Journal, order: SequenceOrder, route: Route) -> Attempt:
+        prefill = self._prefills.take(route.prefill_id)
+        target = None
+        if journal.remaining() > 1:
+            decode = self._decodes.take(route.decode_id)
+            ticket = self._mint(order, prefill, decode)
+            target = Target(worker=decode, ticket=ticket, ticket_key=self._ticket_key)
+        return Attempt(journal=journal, order=order, prefill=prefill, target=target)
+
+    def _mint(self, order: SequenceOrder, prefill: PrefillRecord, decode: DecodeRecord) -> Ticket:
+        source, target = prefill.welcome, decode.welcome
+        assert source is not None and target is not None, "a worker that can be picked has introduced itself"
+        num_tokens = len(order.token_ids)
+        return mint(
+            self._randomness,
+            request_id=order.key.request_id,
+            attempt=order.key.attempt,
+            choice=order.choice,
+            source=Identity(worker_id=source.worker_id, epoch=source.epoch),
+            target=Identity(worker_id=target.worker_id, epoch=target.epoch),
+            layout_fingerprint=target.layout_fingerprint,
+            num_tokens=num_tokens,
+            first_block=0,
+            num_blocks=-(-num_tokens // target.block_size),
+            lease_ms=LEASE_MS,
+        )
+
+    def _blocks(self, order: SequenceOrder) -> int:
+        """Blocks that the sequence can ever need, by the smallest block size among the decode workers."""
+        sizes = [worker.welcome.block_size for worker in self._decodes if worker.welcome is not None]
+        return -(-order.length_limit() // min(sizes)) if sizes else 0
+
+    def _set_alarm(self, request: Request, mailbox: Mailbox) -> asyncio.TimerHandle | None:
+        if request.deadline is None:
+            return None
+        left = max(0.0, request.deadline - self._clock())
+        return asyncio.get_running_loop().call_later(left, mailbox.put, "", DeadlinePassed())
+
+    def _time_left_ms(self, request: Request) -> int | None:
+        if request.deadline is None:
+            return None
+        return max(1, int((request.deadline - self._clock()) * 1000))
+
+
+async def _wait(changed: asyncio.Event, left_s: float, missing: NoRoute) -> None:
+    """Wait for the workers to change. Raises Unavailable when there is no time left for it."""
+    try:
+        async with asyncio.timeout(max(0.0, left_s)):
+            await changed.wait()
+    except TimeoutError:
+        reason = f"NO_{missing.pool.upper()}_WORKER"
+        raise Unavailable(f"no {missing.pool} worker can serve this now", reason=reason) from None

@@ -1,0 +1,115 @@
+"""The public gRPC face: each method translates, delegates to the frontend, and translates back.
+
+Protobuf messages stop here. It decides nothing: limits are validation's, statuses are service.status's. A
+client that goes away, or whose deadline passes, closes the generator and with it the work on both workers.
+"""
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import aclosing, asynccontextmanager
+from typing import Any
+
+import grpc
+import structlog
+
+from crossdock.v1 import inference_pb2, inference_pb2_grpc
+from gateway import messages
+from gateway.frontend import Frontend
+from gateway.request import Request
+from service.errors import InternalFault, ServiceError
+from service.status import abort
+
+REQUEST_ID_KEY = "x-request-id"
+
+Context = grpc.aio.ServicerContext[Any, Any]
+
+_log = structlog.stdlib.get_logger(__name__)
+
+
+class InferenceServicer(inference_pb2_grpc.InferenceServiceServicer):
+    """crossdock.v1.InferenceService over one frontend."""
+
+    def __init__(self, frontend: Frontend) -> None:
+        self._frontend = frontend
+
+    async def Generate(
+        self, request: inference_pb2.GenerateRequest, context: Context
+    ) -> inference_pb2.GenerateResponse:
+        async with _refusals(context):
+            accepted = await self._accept(request.spec, context)
+            async with aclosing(self._frontend.generate(accepted)) as deltas:
+                whole = messages.whole(accepted, [delta async for delta in deltas])
+            await _send_id(accepted, context)
+            return whole
+        raise AssertionError("a refusal ends the call")
+
+    async def GenerateStream(self, request: inference_pb2.GenerateStreamRequest, context: Context) -> None:
+        """Writes rather than yields: a write that is cancelled then closes the generator at once."""
+        async with _refusals(context):
+            accepted = await self._accept(request.spec, context)
+            async with aclosing(self._frontend.generate(accepted)) as deltas:
+                first, generated = True, 0
+                async for delta in deltas:
+                    generated += len(delta.tokens)
+                    if first:
+                        await _send_id(accepted, context)
+                    await context.write(messages.part(accepted, delta, first=first, generated=generated))
+                    first = False
+
+    async def Tokenize(
+        self, request: inference_pb2.TokenizeRequest, context: Context
+    ) -> inference_pb2.TokenizeResponse:
+        async with _refusals(context):
+            token_ids = await self._frontend.tokenize(request)
+            length = self._frontend.card().tokens_max()
+            return inference_pb2.TokenizeResponse(token_ids=token_ids, max_model_len=length)
+        raise AssertionError("a refusal ends the call")
+
+    async def Detokenize(
+        self, request: inference_pb2.DetokenizeRequest, context: Context
+    ) -> inference_pb2.DetokenizeResponse:
+        async with _refusals(context):
+            return inference_pb2.DetokenizeResponse(text=self._frontend.detokenize(request))
+        raise AssertionError("a refusal ends the call")
+
+    async def ListModels(
+        self, request: inference_pb2.ListModelsRequest, context: Context
+    ) -> inference_pb2.ListModelsResponse:
+        async with _refusals(context):
+            return inference_pb2.ListModelsResponse(models=[messages.model(self._frontend.card())])
+        raise AssertionError("a refusal ends the call")
+
+    async def _accept(self, spec: inference_pb2.GenerationSpec, context: Context) -> Request:
+        accepted = await self._frontend.accept(spec, context.time_remaining())
+        context.set_trailing_metadata(((REQUEST_ID_KEY, accepted.id),))  # a later refusal carries it too
+        return accepted
+
+
+async def _send_id(accepted: Request, context: Context) -> None:
+    """Not before there is something to say: once headers are sent, gRPC does not retry the call elsewhere."""
+    await context.send_initial_metadata(((REQUEST_ID_KEY, accepted.id),))
+
+
+@asynccontextmanager
+async def _refusals(context: Context) -> AsyncIterator[None]:
+    """Ends the call with the status of what is raised inside. A cancellation that is not the caller's would
+    leave the client waiting, and is a fault like any other."""
+    try:
+        yield
+    except ServiceError as error:
+        refusal = error
+    except asyncio.CancelledError:
+        task = asyncio.current_task()
+        if task is None or task.cancelling():
+            raise
+        refusal = _fault()
+    except Exception:
+        refusal = _fault()
+    else:
+        return
+    await abort(context, refusal)
+
+
+def _fault() -> InternalFault:
+    _log.exception("a call failed")
+    return InternalFault("internal error")

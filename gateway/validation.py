@@ -1,0 +1,197 @@
+"""Turns what a client asked into a Request, or refuses it with every broken rule at once.
+
+The frontend calls `accept` before anything else is allocated for a request. It is pure: ids, seeds and clocks
+are arguments. Ranges are those documented in protos/crossdock/v1/inference.proto; workers check again.
+"""
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from datetime import datetime
+
+from crossdock.v1 import inference_pb2
+from gateway import prompt
+from gateway.request import ModelCard, Request, Sampling, Stop
+from gateway.tokenizer import Tokenizer
+from service.errors import DeadlineExpired, FieldViolation, ModelNotFound
+
+LOGPROBS_MAX = 20
+MODEL_BYTES_MAX = 256
+REQUEST_ID_CHARACTERS_MAX = 128
+STOP_STRINGS_MAX = 16
+STOP_STRING_BYTES_MAX = 256
+STOP_TOKEN_IDS_MAX = 64
+
+
+def accept(
+    spec: inference_pb2.GenerationSpec,
+    card: ModelCard,
+    tokenizer: Tokenizer,
+    *,
+    new_id: Callable[[], str],
+    new_seed: Callable[[], int],
+    now: float,
+    today: datetime,
+    time_left_s: float | None,
+) -> Request:
+    """now: seconds on the gateway's monotonic clock. today: for chat templates that name the date.
+
+    Raises ModelNotFound, InvalidRequest (reason CONTEXT_LENGTH_EXCEEDED when only length is wrong) or
+    DeadlineExpired. Costs what tokenising the text costs.
+    """
+    check_model(spec.model, card)
+    if time_left_s is not None and time_left_s <= 0:
+        raise DeadlineExpired("the deadline had passed before the request was accepted")
+    prompt.refuse([*_broken_rules(spec, card), *_broken_prompt(spec, card, tokenizer)], _too_long(spec, card))
+    token_ids = _prompt_token_ids(spec, card, tokenizer, today)
+    max_tokens = _max_tokens(spec, len(token_ids), card)
+    return Request(
+        id=spec.request_id or new_id(),
+        model=card.name,
+        prompt_token_ids=token_ids,
+        sampling=_sampling(spec, new_seed),
+        stop=_stop(spec, card, max_tokens),
+        include_special_tokens=spec.output.include_special_tokens,
+        deadline=None if time_left_s is None else now + time_left_s,
+    )
+
+
+def check_model(name: str, card: ModelCard) -> None:
+    """An empty name means the model that is served. Raises ModelNotFound or InvalidRequest."""
+    if len(name.encode()) > MODEL_BYTES_MAX:
+        prompt.refuse([FieldViolation(field="model", description=f"at most {MODEL_BYTES_MAX} bytes")])
+    if name not in ("", card.name):
+        raise ModelNotFound("model: no model of this name is served here")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Range:
+    """What an optional number may be: [low, high], or (low, high]. NaN is in no range."""
+
+    field: str
+    low: float
+    high: float
+    without_low: bool = False
+
+    def admits(self, value: float) -> bool:
+        return self.low <= value <= self.high and not (self.without_low and value == self.low)
+
+    def rule(self) -> str:
+        if self.low == self.high:
+            return f"must be {self.low}"
+        return f"must be in {'(' if self.without_low else '['}{self.low}, {self.high}]"
+
+
+def _ranges(card: ModelCard) -> tuple[_Range, ...]:
+    """Every number that a client may set, except what depends on the prompt's length; a seed can be any."""
+    return (
+        _Range(field="sampling.temperature", low=0, high=2),
+        _Range(field="sampling.top_p", low=0, high=1, without_low=True),
+        _Range(field="sampling.top_k", low=0, high=card.vocab_size),
+        _Range(field="sampling.min_p", low=0, high=1),
+        _Range(field="sampling.max_tokens", low=1, high=card.tokens_max()),
+        _Range(field="sampling.min_tokens", low=0, high=card.tokens_max()),
+        _Range(field="sampling.n", low=1, high=1),
+        _Range(field="output.logprobs", low=0, high=LOGPROBS_MAX),
+    )
+
+
+def _broken_rules(spec: inference_pb2.GenerationSpec, card: ModelCard) -> Iterator[FieldViolation]:
+    for limits in _ranges(card):
+        group, _, name = limits.field.partition(".")
+        holder = getattr(spec, group)
+        if holder.HasField(name) and not limits.admits(getattr(holder, name)):
+            yield FieldViolation(field=limits.field, description=limits.rule())
+    if len(spec.request_id) > REQUEST_ID_CHARACTERS_MAX or not all(" " <= c <= "~" for c in spec.request_id):
+        rule = f"at most {REQUEST_ID_CHARACTERS_MAX} printable ASCII characters"
+        yield FieldViolation(field="request_id", description=rule)
+    yield from _broken_stops(spec.stop, card)
+
+
+def _broken_stops(stop: inference_pb2.StopConditions, card: ModelCard) -> Iterator[FieldViolation]:
+    if len(stop.strings) > STOP_STRINGS_MAX:
+        yield FieldViolation(field="stop.strings", description=f"at most {STOP_STRINGS_MAX} strings")
+    for index, string in enumerate(stop.strings[:STOP_STRINGS_MAX]):
+        if not 1 <= len(string.encode()) <= STOP_STRING_BYTES_MAX:
+            rule = f"1 to {STOP_STRING_BYTES_MAX} bytes"
+            yield FieldViolation(field=f"stop.strings[{index}]", description=rule)
+    if len(stop.token_ids) > STOP_TOKEN_IDS_MAX:
+        yield FieldViolation(field="stop.token_ids", description=f"at most {STOP_TOKEN_IDS_MAX} ids")
+    yield from prompt.ids_violations("stop.token_ids", stop.token_ids, card.vocab_size)
+
+
+def _broken_prompt(
+    spec: inference_pb2.GenerationSpec, card: ModelCard, tokenizer: Tokenizer
+) -> Iterator[FieldViolation]:
+    kind = spec.WhichOneof("prompt")
+    if kind is None:
+        yield FieldViolation(field="prompt", description="one of text, token_ids and chat is required")
+    elif kind == "chat":
+        yield from prompt.chat_violations(spec.chat, tokenizer)
+    elif kind == "token_ids":
+        if not spec.token_ids.ids:
+            yield FieldViolation(field="token_ids.ids", description="at least one token")
+        yield from prompt.ids_violations("token_ids.ids", spec.token_ids.ids, card.vocab_size)
+    elif not spec.text and not tokenizer.encode(""):
+        yield FieldViolation(field="text", description="at least one token")
+
+
+def _too_long(spec: inference_pb2.GenerationSpec, card: ModelCard) -> list[FieldViolation]:
+    """What is over the limit whatever comes of tokenising it."""
+    tokens_max = card.tokens_max()
+    kind = spec.WhichOneof("prompt")
+    if kind == "chat":
+        return list(prompt.chat_too_long(spec.chat, tokens_max))
+    if kind == "token_ids":
+        return list(prompt.ids_too_long("token_ids.ids", len(spec.token_ids.ids), tokens_max))
+    return list(prompt.text_too_long(spec.text, tokens_max))
+
+
+def _prompt_token_ids(
+    spec: inference_pb2.GenerationSpec, card: ModelCard, tokenizer: Tokenizer, today: datetime
+) -> tuple[int, ...]:
+    kind = spec.WhichOneof("prompt")
+    if kind == "chat":
+        return prompt.encode_chat(spec.chat, tokenizer, tokens_max=card.tokens_max(), today=today)
+    return tuple(spec.token_ids.ids) if kind == "token_ids" else tuple(tokenizer.encode(spec.text))
+
+
+def _max_tokens(spec: inference_pb2.GenerationSpec, prompt_tokens: int, card: ModelCard) -> int:
+    """Asked for, or what the context leaves. The prompt, the answer and their sum have to fit."""
+    tokens_max = card.tokens_max()
+    left = tokens_max - prompt_tokens
+    if prompt_tokens == 0:
+        prompt.refuse([FieldViolation(field="prompt", description="at least one token")])
+    if left < 1:
+        text = f"{prompt_tokens} tokens; at most {tokens_max}, of which one is left for the answer"
+        prompt.refuse([], [FieldViolation(field="prompt", description=text)])
+    asked = spec.sampling.max_tokens if spec.sampling.HasField("max_tokens") else left
+    if asked > left:
+        text = f"must be in [1, {left}]: the prompt has {prompt_tokens} of at most {tokens_max} tokens"
+        prompt.refuse([], [FieldViolation(field="sampling.max_tokens", description=text)])
+    if spec.sampling.min_tokens > asked:
+        text = f"must be in [0, {asked}], at most max_tokens"
+        prompt.refuse([FieldViolation(field="sampling.min_tokens", description=text)])
+    return asked
+
+
+def _sampling(spec: inference_pb2.GenerationSpec, new_seed: Callable[[], int]) -> Sampling:
+    asked = spec.sampling
+    return Sampling(
+        temperature=asked.temperature if asked.HasField("temperature") else 1.0,
+        top_p=asked.top_p if asked.HasField("top_p") else 1.0,
+        top_k=asked.top_k,
+        min_p=asked.min_p,
+        seed=asked.seed if asked.HasField("seed") else new_seed(),
+        logprobs=spec.output.logprobs if spec.output.HasField("logprobs") else None,
+    )
+
+
+def _stop(spec: inference_pb2.GenerationSpec, card: ModelCard, max_tokens: int) -> Stop:
+    ends = () if spec.stop.ignore_eos else card.eos_token_ids
+    return Stop(
+        max_tokens=max_tokens,
+        min_tokens=spec.sampling.min_tokens,
+        token_ids=frozenset(spec.stop.token_ids) | frozenset(ends),
+        strings=tuple(spec.stop.strings),
+        include_string=spec.stop.include_stop_string,
+    )

@@ -1,0 +1,185 @@
+"""The gateway's record of the workers of one role: who is there, how busy, and which attempts they serve.
+
+Lives on the event loop. Passes reports to the mailboxes of the attempts they are about, and tells those mailboxes
+when a worker is lost. Picks nobody: that is the router's.
+"""
+
+import asyncio
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from enum import Enum, auto
+from itertools import count
+from typing import Generic, TypeVar
+
+from crossdock.worker.v1 import worker_pb2 as pb
+from gateway.attach import Attachment, Dialect
+from gateway.mailbox import Mailbox, WorkerLost
+from gateway.router import WorkerView
+from service.load import WorkerLoad
+from service.orders import AttemptKey
+from service.reports import decode, from_load_report
+
+Request = TypeVar("Request", pb.PrefillServiceAttachRequest, pb.DecodeServiceAttachRequest)
+Response = TypeVar("Response", pb.PrefillServiceAttachResponse, pb.DecodeServiceAttachResponse)
+
+
+class WorkerState(Enum):
+    CONNECTING = auto()
+    READY = auto()
+    DRAINING = auto()
+    REFUSED = auto()
+    """It answers, but its model is not the one that is served here."""
+
+
+@dataclass(slots=True, kw_only=True)
+class Booking:
+    """An attempt that this worker serves. tokens: prompt tokens that it still has to compute, as far as known."""
+
+    mailbox: Mailbox
+    tokens: int
+
+
+class WorkerRecord(Generic[Request, Response]):
+    """One worker, across restarts: each start is another epoch. The listener of its attachment."""
+
+    def __init__(self, address: str, dialect: Dialect[Request, Response], hello: pb.Hello, pool: "WorkerPool[Request, Response]") -> None:
+        self.address = address
+        self.state = WorkerState.CONNECTING
+        self.welcome: pb.Welcome | None = None
+        self.load = WorkerLoad()
+        self.reason = "not connected yet"
+        self.picked = 0
+        self.request = dialect.request
+        self.attachment = Attachment(address, dialect, hello, self)
+        self._pool = pool
+        self._bookings: dict[AttemptKey, Booking] = {}
+        self._audits: dict[int, asyncio.Future[pb.AuditReport]] = {}
+        self._query_ids = count(1)
+
+    @property
+    def worker_id(self) -> str:
+        return self.welcome.worker_id if self.welcome is not None else self.address
+
+    def book(self, key: AttemptKey, mailbox: Mailbox, *, tokens: int) -> None:
+        """From now on reports about this attempt go to the mailbox."""
+        self._bookings[key] = Booking(mailbox=mailbox, tokens=tokens)
+
+    def computed(self, key: AttemptKey) -> None:
+        """The attempt's prompt is computed: it weighs no more in this worker's queue."""
+        if key in self._bookings:
+            self._bookings[key].tokens = 0
+
+    def release(self, key: AttemptKey) -> None:
+        self._bookings.pop(key, None)
+
+    def view(self) -> WorkerView:
+        """Its own reports and our bookings, whichever says more: a report is always a little old."""
+        welcome = self.welcome or pb.Welcome()
+        return WorkerView(
+            worker_id=self.worker_id,
+            ready=self.state is WorkerState.READY,
+            fingerprint=welcome.layout_fingerprint,
+            queued_tokens=max(self.load.waiting_tokens, sum(each.tokens for each in self._bookings.values())),
+            sequences=max(self.load.running_sequences + self.load.waiting_sequences, len(self._bookings)),
+            seats=welcome.max_num_seqs,
+            free_blocks=self.load.free_blocks,
+            total_blocks=welcome.total_blocks,
+            picked=self.picked,
+        )
+
+    async def audit(self, timeout_s: float) -> pb.AuditReport | None:
+        """Ask for a recount of its ledger; None when there is no answer in time."""
+        query_id = next(self._query_ids)
+        answer: asyncio.Future[pb.AuditReport] = asyncio.get_running_loop().create_future()
+        self._audits[query_id] = answer
+        self.attachment.send(self.request(audit=pb.AuditQuery(query_id=query_id)))
+        try:
+            return await asyncio.wait_for(answer, timeout_s)
+        except TimeoutError:
+            return None
+        finally:
+            del self._audits[query_id]
+
+    def on_message(self, message: Response) -> None:
+        match message.WhichOneof("message"):
+            case "welcome":
+                self._welcomed(message.welcome)
+            case "load":
+                self._loaded(message.load)
+            case "audit":
+                answer = self._audits.get(message.audit.query_id)
+                if answer is not None and not answer.done():
+                    answer.set_result(message.audit)
+            case _:
+                for report in decode(message):
+                    booking = self._bookings.get(report.key)
+                    if booking is not None:
+                        booking.mailbox.put(self.worker_id, report)
+
+    def on_broken(self, detail: str) -> None:
+        """The stream is gone, and with it all that this worker knew of our attempts."""
+        lost = WorkerLost(worker_id=self.worker_id)
+        for booking in self._bookings.values():
+            booking.mailbox.put(self.worker_id, lost)
+        self._bookings.clear()
+        self.load = WorkerLoad()
+        if self.state is not WorkerState.REFUSED:
+            self.state, self.reason = WorkerState.CONNECTING, detail
+        self._pool.changed()
+
+    def _welcomed(self, welcome: pb.Welcome) -> None:
+        self.welcome = welcome
+        refusal = self._pool.refusal(welcome)
+        self.state = WorkerState.REFUSED if refusal else WorkerState.READY
+        self.reason = refusal or ""
+        self._pool.changed()
+
+    def _loaded(self, report: pb.LoadReport) -> None:
+        self.load = from_load_report(report)
+        if report.draining and self.state is WorkerState.READY:
+            self.state, self.reason = WorkerState.DRAINING, "draining"
+            self._pool.changed()
+
+
+class WorkerPool(Generic[Request, Response]):
+    """refusal: why a worker that introduced itself cannot serve here, or None. on_change: called when a worker
+    came, went or changed its state."""
+
+    def __init__(
+        self,
+        addresses: tuple[str, ...],
+        dialect: Dialect[Request, Response],
+        hello: pb.Hello,
+        *,
+        refusal: Callable[[pb.Welcome], str | None],
+        on_change: Callable[[], None],
+    ) -> None:
+        self.refusal = refusal
+        self.changed = on_change
+        self._workers = [WorkerRecord(address, dialect, hello, self) for address in addresses]
+        self._picks = count(1)
+
+    def __iter__(self) -> Iterator[WorkerRecord[Request, Response]]:
+        return iter(self._workers)
+
+    def views(self) -> list[WorkerView]:
+        return [worker.view() for worker in self._workers]
+
+    def get(self, worker_id: str) -> WorkerRecord[Request, Response] | None:
+        return next((worker for worker in self._workers if worker.worker_id == worker_id), None)
+
+    def take(self, worker_id: str) -> WorkerRecord[Request, Response]:
+        """The worker that the router picked, noted as picked last."""
+        worker = self.get(worker_id)
+        assert worker is not None, worker_id
+        worker.picked = next(self._picks)
+        return worker
+
+    def any_ready(self) -> bool:
+        return any(worker.state is WorkerState.READY for worker in self._workers)
+
+    async def run(self) -> None:
+        """Keep streams to all workers open until cancelled."""
+        async with asyncio.TaskGroup() as tasks:
+            for worker in self._workers:
+                tasks.create_task(worker.attachment.run())

@@ -1,0 +1,55 @@
+"""What a transfer's state machine wants done. Endpoints do it, in order; the machines do nothing themselves."""
+
+from dataclasses import dataclass
+from typing import Generic, TypeAlias, TypeVar
+
+from kvtransfer.events import SourceEvent, TargetEvent
+from kvtransfer.wire import Message
+
+E = TypeVar("E", covariant=True)
+
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Send:
+    """Send to the other end. payload_index: the block whose bytes go along; it counts as being read from now
+    until `read_done` is called."""
+
+    message: Message
+    payload_index: int | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Drop:
+    """Whatever of this transfer's blocks has not left yet must not be sent; report each as read."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Cut:
+    """The other end does not take what was sent: give the connection up, so that reading ends."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Place:
+    """Copy verified bytes into the bound block of this index."""
+
+    index: int
+    payload: memoryview
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Count:
+    """Something was dropped, or is worth counting."""
+
+    name: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Emit(Generic[E]):
+    """Tell the owner."""
+
+    event: E
+
+
+SourceAction: TypeAlias = Send | Drop | Cut | Count | Emit[SourceEvent]
+TargetAction: TypeAlias = Send | Place | Count | Emit[TargetEvent]

@@ -1,0 +1,243 @@
+"""What a prefill worker does with an attempt: compute the prompt, push its blocks, let it go.
+
+Everything here runs on the step thread. It starts sequences, turns the engine's results into pushes and reports, and
+turns what the transport says into releases. Never touches a socket, never decides what is computed next.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from engine.cache.block_pool import Ledger
+from engine.cache.kv_cache import KVCache
+from engine.core import EngineCore, Output, Progress, StepResult
+from engine.sequence import EndReason, SamplingParams, Sequence, SequenceId, StopRules
+from kvtransfer.events import Closed, Committed, Failed, SourceEvent
+from kvtransfer.source_endpoint import TransferSource
+from kvtransfer.ticket import Ticket
+from prefill_worker.holds import Holds
+from service.load import WorkerLoad
+from service.orders import AttemptKey, SequenceOrder
+from service.reports import EndCause, EndedReport, HandedOverReport, Report, TokenEnd, TokenReport
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class HandOff:
+    """Where an attempt's blocks go. endpoints: best first."""
+
+    ticket: Ticket
+    sealed: bytes
+    endpoints: tuple[str, ...]
+
+
+@dataclass(slots=True, kw_only=True)
+class Attempt:
+    """One try at a prompt. sequence: None once it is detached. pushed: blocks given to the transport."""
+
+    gateway: str
+    order: SequenceOrder
+    hand_off: HandOff | None
+    sequence: Sequence | None
+    pushed: int = 0
+
+
+class PrefillWorker:
+    """tell: gives reports for a gateway to the rim; never blocks. clock: seconds, monotonic."""
+
+    def __init__(
+        self,
+        *,
+        core: EngineCore,
+        cache: KVCache,
+        source: TransferSource,
+        tell: Callable[[str, Report], None],
+        clock: Callable[[], float],
+        queue_requests_max: int,
+    ) -> None:
+        self._core = core
+        self._cache = cache
+        self._source = source
+        self._tell = tell
+        self._clock = clock
+        self._queue_requests_max = queue_requests_max
+        self._holds = Holds(core.pool)
+        self._attempts: dict[AttemptKey, Attempt] = {}
+        self._by_ticket: dict[bytes, Attempt] = {}
+        self._finished_sequences = 0
+
+    def submit(self, gateway: str, order: SequenceOrder, hand_off: HandOff | None) -> None:
+        """Take one attempt. Refusals are reported; an older attempt of the same request is void from now on."""
+        if order.key in self._attempts:
+            return
+        for key in [key for key in self._attempts if key.request_id == order.key.request_id]:
+            self.cancel(gateway, key)
+        if len(self._attempts) >= self._queue_requests_max:
+            detail = f"{self._queue_requests_max} requests are queued"
+            self._tell(gateway, EndedReport(key=order.key, cause=EndCause.EXHAUSTED, detail=detail))
+            return
+        sequence = _sequence(order, self._clock())
+        attempt = Attempt(gateway=gateway, order=order, hand_off=hand_off, sequence=sequence)
+        self._attempts[order.key] = attempt
+        if hand_off is not None:
+            attempt.pushed = hand_off.ticket.first_block
+            self._by_ticket[hand_off.ticket.ticket_id] = attempt
+            self._holds.open(hand_off.ticket.ticket_id, order.key.request_id)
+            self._source.open(hand_off.sealed, hand_off.ticket, hand_off.endpoints)
+        self._core.submit(sequence)
+
+    def cancel(self, gateway: str, key: AttemptKey) -> None:
+        """Stop an attempt and acknowledge it. Unknown and ended attempts are acknowledged too."""
+        attempt = self._attempts.get(key)
+        if attempt is not None:
+            self._end(attempt)
+        self._tell(gateway, EndedReport(key=key, cause=EndCause.CANCELLED, detail="cancelled"))
+
+    def drop(self, gateway: str) -> None:
+        """The gateway is gone: stop all it asked for."""
+        for attempt in [each for each in self._attempts.values() if each.gateway == gateway]:
+            self._end(attempt)
+
+    def on_step(self, result: StepResult) -> None:
+        """Push what was computed, report what was sampled."""
+        for progress in result.progress:
+            self._push_full(progress)
+        for output in result.outputs:
+            self._first_token(output)
+
+    def on_transfer(self, event: SourceEvent) -> None:
+        """What became of a hand-off."""
+        attempt = self._by_ticket.get(event.ticket_id)
+        match event:
+            case Committed():
+                if attempt is not None:
+                    self._forget(attempt)
+                    self._tell(attempt.gateway, HandedOverReport(key=attempt.order.key))
+                    self._holds.let_go(event.ticket_id)
+            case Failed():
+                if attempt is not None:
+                    self._end(attempt)
+                    self._tell(attempt.gateway, _failure(attempt, event))
+            case Closed():
+                self._holds.closed(event.ticket_id)
+
+    def ledger(self) -> Ledger:
+        return self._core.pool.ledger()
+
+    def load(self, step: int) -> WorkerLoad:
+        view = self._core.view()
+        return WorkerLoad(
+            step=step,
+            running_sequences=len(view.running),
+            waiting_sequences=len(view.waiting),
+            waiting_tokens=sum(one.uncomputed for one in (*view.waiting, *view.running)),
+            free_blocks=view.available_blocks,
+            total_blocks=self._core.pool.total,
+            finished_sequences=self._finished_sequences,
+        )
+
+    def _push_full(self, progress: Progress) -> None:
+        """Push the blocks that the last step filled; the transport reads them where they are."""
+        attempt = self._attempts[_key(progress.sequence.id)]
+        self._push(attempt, progress.sequence.computed // self._cache.layout.block_size)
+
+    def _push(self, attempt: Attempt, until: int) -> None:
+        if attempt.hand_off is None or until <= attempt.pushed:
+            return
+        assert attempt.sequence is not None and attempt.sequence.table is not None
+        blocks = attempt.sequence.table.ids()[attempt.pushed : until]
+        views = [self._cache.block_view(block) for block in blocks]
+        self._source.push(attempt.hand_off.ticket.ticket_id, attempt.pushed, views)
+        attempt.pushed = until
+
+    def _first_token(self, output: Output) -> None:
+        """The prompt is done: the token goes to the gateway at once, the blocks to the target or back."""
+        attempt = self._attempts[_key(output.sequence.id)]
+        order, token = attempt.order, output.sampled
+        end = _end(output.sequence, order)
+        self._finished_sequences += 1
+        self._tell(
+            attempt.gateway,
+            TokenReport(
+                key=order.key,
+                position=output.position - order.prompt_tokens,
+                token_id=token.token,
+                logprob=token.logprob,
+                top=token.top,
+                end=end,
+            ),
+        )
+        if end is not None or attempt.hand_off is None:
+            self._end(attempt)
+        else:
+            self._hand_over(attempt, attempt.hand_off, token.token)
+
+    def _hand_over(self, attempt: Attempt, hand_off: HandOff, first_token: int) -> None:
+        sequence = attempt.sequence
+        assert sequence is not None and sequence.table is not None and sequence.credit is not None
+        self._push(attempt, len(sequence.table))
+        self._core.detach(sequence.id)
+        attempt.sequence = None
+        self._core.pool.waive(sequence.credit)
+        self._holds.keep(hand_off.ticket.ticket_id, sequence.table)
+        self._source.finish(hand_off.ticket.ticket_id, sequence.computed, first_token)
+
+    def _end(self, attempt: Attempt) -> None:
+        """Stop whatever this attempt still does here. Blocks that the transport may read stay held."""
+        self._forget(attempt)
+        ticket_id = attempt.hand_off.ticket.ticket_id if attempt.hand_off else None
+        sequence, attempt.sequence = attempt.sequence, None
+        if sequence is not None:
+            self._core.detach(sequence.id)
+            if sequence.credit is not None:
+                self._core.pool.waive(sequence.credit)
+            if sequence.table is not None:
+                if ticket_id is None:
+                    self._core.pool.release(sequence.table)
+                else:
+                    self._holds.keep(ticket_id, sequence.table)
+        if ticket_id is not None:
+            self._source.cancel(ticket_id)
+            self._holds.let_go(ticket_id)
+
+    def _forget(self, attempt: Attempt) -> None:
+        del self._attempts[attempt.order.key]
+        if attempt.hand_off is not None:
+            del self._by_ticket[attempt.hand_off.ticket.ticket_id]
+
+
+def _sequence(order: SequenceOrder, now: float) -> Sequence:
+    """The prompt and one token: what this worker does of an answer."""
+    key = order.key
+    return Sequence(
+        id=(key.request_id, key.attempt, order.choice),
+        tokens=list(order.token_ids),
+        sampling=SamplingParams(
+            temperature=order.temperature,
+            top_k=order.top_k,
+            top_p=order.top_p,
+            min_p=order.min_p,
+            seed=order.seed,
+            choice=order.choice,
+            logprobs=order.logprobs,
+        ),
+        stop=StopRules(
+            length_limit=len(order.token_ids) + 1,
+            min_length=order.prompt_tokens + order.min_tokens,
+            stop_token_ids=order.stop_token_ids,
+        ),
+        arrived=now,
+    )
+
+
+def _key(sequence_id: SequenceId) -> AttemptKey:
+    return AttemptKey(request_id=sequence_id[0], attempt=sequence_id[1])
+
+
+def _end(sequence: Sequence, order: SequenceOrder) -> TokenEnd | None:
+    """Whether the first token ends the whole answer, not just this worker's part of it."""
+    if sequence.end_reason is EndReason.STOP:
+        return TokenEnd.STOP
+    return TokenEnd.LENGTH if len(sequence.tokens) >= order.length_limit() else None
+
+
+def _failure(attempt: Attempt, event: Failed) -> EndedReport:
+    return EndedReport(key=attempt.order.key, cause=EndCause.TRANSFER_FAILED, detail=event.detail)

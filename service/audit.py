@@ -1,0 +1,55 @@
+"""A worker's block ledger on the wire. Knows the shape of a ledger, not the engine that keeps it."""
+
+from collections.abc import Sequence
+from typing import Protocol
+
+from crossdock.worker.v1 import worker_pb2 as pb
+
+
+class OwnerFields(Protocol):
+    @property
+    def kind(self) -> str: ...
+    @property
+    def request_id(self) -> str: ...
+
+
+class OwnedFields(Protocol):
+    @property
+    def owner(self) -> OwnerFields: ...
+    @property
+    def blocks(self) -> int: ...
+
+
+class LedgerFields(Protocol):
+    """Counts are blocks; free + cached + owned + quarantined = total."""
+
+    @property
+    def total(self) -> int: ...
+    @property
+    def free(self) -> int: ...
+    @property
+    def cached(self) -> int: ...
+    @property
+    def owned(self) -> int: ...
+    @property
+    def quarantined(self) -> int: ...
+    @property
+    def owners(self) -> Sequence[OwnedFields]: ...
+    @property
+    def violations(self) -> Sequence[str]: ...
+
+
+def to_audit_report(query_id: int, ledger: LedgerFields) -> pb.AuditReport:
+    return pb.AuditReport(
+        query_id=query_id,
+        total_blocks=ledger.total,
+        free_blocks=ledger.free,
+        cached_blocks=ledger.cached,
+        owned_blocks=ledger.owned,
+        quarantined_blocks=ledger.quarantined,
+        owners=[
+            pb.Owner(kind=str(each.owner.kind), request_id=each.owner.request_id, blocks=each.blocks)
+            for each in ledger.owners
+        ],
+        violations=ledger.violations,
+    )

@@ -1,0 +1,190 @@
+"""What an operator may set: one frozen class per kind of process, and the one reader of the environment.
+
+Commands call `load`; processes are given the result and never change it. What is learnt at start-up (how
+many blocks fit, which port was free) is another type of another module. Nothing here starts, opens or probes
+anything.
+"""
+
+import os
+from collections.abc import Mapping, Sequence
+from typing import Annotated, Any, Literal, TypeVar
+
+from pydantic import (
+    AfterValidator,
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    Field,
+    SecretBytes,
+    SecretStr,
+    model_validator,
+)
+
+from service import flags, units
+
+ENVIRONMENT_PREFIX = "CROSSDOCK_"
+
+Dtype = Literal["auto", "float32", "bfloat16"]
+Port = Annotated[int, Field(ge=0, le=65535)]
+Tokens = Annotated[int, BeforeValidator(units.parse_count), Field(ge=1)]
+Bytes = Annotated[int, BeforeValidator(units.parse_bytes), Field(ge=1)]
+Address = Annotated[str, AfterValidator(units.check_address)]
+Addresses = Annotated[tuple[Address, ...], BeforeValidator(units.parse_list)]
+KVEndpoint = Annotated[str, AfterValidator(units.check_kv_endpoint)]
+KVEndpoints = Annotated[tuple[KVEndpoint, ...], BeforeValidator(units.parse_list)]
+Cores = Annotated[tuple[Annotated[int, Field(ge=0)], ...], BeforeValidator(units.parse_list)]
+Key = Annotated[SecretBytes, BeforeValidator(units.parse_key)]
+Secret = Annotated[SecretStr, BeforeValidator(units.parse_secret)]
+
+DEFAULT_MODEL = "smollm2-135m-instruct"
+
+
+class Options(BaseModel):
+    """What every process takes."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", hide_input_in_errors=True)
+
+    log_level: Literal["debug", "info", "warning", "error"] = Field("info", description="least level logged")
+    log_format: Literal["text", "json"] = Field("text", description="one line per event, as text or JSON")
+    shutdown_timeout: float = Field(
+        10.0, ge=0, description="seconds that running requests are given after SIGTERM"
+    )
+    allow_wildcard_bind: bool = Field(False, description="let a server listen on every interface")
+    die_with_parent: bool = Field(
+        False, description="exit as soon as whoever holds the other end of standard input is gone"
+    )
+
+
+class ModelOptions(BaseModel):
+    """Which model, and under what name."""
+
+    model: str = Field(
+        DEFAULT_MODEL, min_length=1, description="built-in name, Hugging Face folder or GGUF file"
+    )
+    served_model_name: str | None = Field(
+        None, min_length=1, max_length=256, description="name that clients use; default: from --model"
+    )
+
+
+class EngineOptions(ModelOptions):
+    """One engine on one device. Names as vLLM users know them."""
+
+    dtype: Dtype = Field("auto", description="of weights and activations")
+    kv_cache_dtype: Dtype = Field("auto", description="of cached keys and values; auto: as --dtype")
+    max_model_len: Tokens | None = Field(
+        None, description="tokens of a request, prompt and answer; default: the model's"
+    )
+    max_num_seqs: int = Field(64, ge=1, description="sequences in one step")
+    max_num_batched_tokens: Tokens = Field(256, description="tokens in one step")
+    block_size: int = Field(16, ge=1, le=256, description="positions in one KV block")
+    num_gpu_blocks_override: int | None = Field(
+        None, ge=1, description="KV blocks, instead of what memory allows"
+    )
+    kv_cache_memory_bytes: Bytes | None = Field(None, description="bytes for KV blocks, for example 2GiB")
+    threads: int = Field(1, ge=1, description="cores that one worker computes on")
+    seed: int = Field(0, description="of everything random that a request does not seed")
+
+
+class WorkerOptions(EngineOptions, Options):
+    """One worker process."""
+
+    listen: Address = Field(description="gRPC address of this worker: host:port or unix:path")
+    kv_listen: KVEndpoints = Field((), description="endpoints that take KV blocks (decode workers only)")
+    worker_id: str = Field(
+        min_length=1, max_length=64, pattern=r"^[A-Za-z0-9._-]+$", description="name of this worker"
+    )
+    ticket_key: Key = Field(description="key of the tickets, hexadecimal or @file; best in the environment")
+    queue_requests_max: int = Field(512, ge=1, description="requests that may wait here")
+    cores: Cores | None = Field(None, description="cores to run on, for example 0,1")
+    metrics_port: Port | None = Field(None, description="loopback port that serves /metrics")
+
+
+class DecodeWorkerOptions(WorkerOptions):
+    """One decode worker process: it must be reachable for KV blocks."""
+
+    kv_listen: KVEndpoints = Field(min_length=1, description="endpoints that take KV blocks")
+
+
+class FrontOptions(Options):
+    """The gateway's face, as `serve` and `gateway` both take it."""
+
+    grpc_host: str = Field("127.0.0.1", min_length=1, description="interface of the gRPC server")
+    grpc_port: Port = Field(50051, description="port of the gRPC server; 0: any free one")
+    http_host: str = Field("127.0.0.1", min_length=1, description="interface of the HTTP server")
+    http_port: Port = Field(8000, description="port of the HTTP server; 0: any free one")
+    grpc_max_message_bytes: Bytes = Field(16 << 20, le=1 << 30, description="largest message taken or sent")
+    queue_requests_max: int = Field(1024, ge=1, description="requests that may be live at the gateway")
+    control_token: Secret | None = Field(
+        None, description="credential of the control service, or @file; default: loopback peers only"
+    )
+    enable_reflection: bool = Field(True, description="gRPC server reflection")
+
+
+class GatewayOptions(ModelOptions, FrontOptions):
+    """One gateway process."""
+
+    prefill_workers: Addresses = Field(min_length=1, description="gRPC addresses of the prefill workers")
+    decode_workers: Addresses = Field(min_length=1, description="gRPC addresses of the decode workers")
+    ticket_key: Key = Field(description="key of the tickets, hexadecimal or @file; best in the environment")
+
+
+class ServeOptions(EngineOptions, FrontOptions):
+    """Everything on this machine. Each pool's engine is resolved: what it does not override is shared."""
+
+    prefill: int = Field(1, ge=1, description="prefill workers")
+    decode: int = Field(1, ge=1, description="decode workers")
+    cores: Cores | None = Field(None, description="cores dealt to the workers; default: all of this process")
+    prefill_engine: EngineOptions = Field(json_schema_extra={flags.PREFIX: "prefill"})
+    decode_engine: EngineOptions = Field(json_schema_extra={flags.PREFIX: "decode"})
+
+    @model_validator(mode="before")
+    @classmethod
+    def _share(cls, values: dict[str, Any]) -> dict[str, Any]:
+        shared = {name: values[name] for name in EngineOptions.model_fields if name in values}
+        pools = ("prefill_engine", "decode_engine")
+        return values | {
+            pool: values[pool] if isinstance(values.get(pool), BaseModel) else shared | values.get(pool, {})
+            for pool in pools
+        }
+
+
+_Model = TypeVar("_Model", bound=BaseModel)
+
+
+def load(
+    model_class: type[_Model], argv: Sequence[str], environ: Mapping[str, str], *, prog: str = "crossdock"
+) -> _Model:
+    """Flags over CROSSDOCK_* over the --config file over defaults.
+
+    Raises flags.ConfigError with every unknown key and every bad value, one line each. `--help` prints and
+    exits.
+    """
+    settable = {
+        name.removeprefix(ENVIRONMENT_PREFIX): value
+        for name, value in environ.items()
+        if name.startswith(ENVIRONMENT_PREFIX)
+    }
+    return flags.load(model_class, argv, settable, known=_known_flags(), prefix=ENVIRONMENT_PREFIX, prog=prog)
+
+
+def environment() -> Mapping[str, str]:
+    """The environment of this process."""
+    return os.environ
+
+
+def child_environment(environ: Mapping[str, str], secrets: Mapping[str, str]) -> dict[str, str]:
+    """What a child process inherits: no setting of ours except the secrets, which must not stand on a
+    command line. secrets: field name -> text."""
+    kept = {name: value for name, value in environ.items() if not name.startswith(ENVIRONMENT_PREFIX)}
+    ours = {ENVIRONMENT_PREFIX + name.upper(): value for name, value in secrets.items()}
+    return kept | ours | {"GRPC_ENABLE_FORK_SUPPORT": "0", "PYTHONUNBUFFERED": "1"}
+
+
+def to_argv(options: BaseModel) -> list[str]:
+    """The flags that `load` reads back as these options, without secrets."""
+    return flags.to_argv(options)
+
+
+def _known_flags() -> frozenset[str]:
+    models: tuple[type[BaseModel], ...] = (ServeOptions, GatewayOptions, WorkerOptions)
+    return frozenset(flag.name for model in models for flag in flags.flags_of(model))

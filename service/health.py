@@ -1,0 +1,37 @@
+"""What the gRPC health service says of this process.
+
+The name "" is liveness, "readiness" and each full service name say whether new work is welcome. It does not
+judge: the process tells it.
+"""
+
+from collections.abc import Sequence
+
+import grpc
+from grpc_health.v1 import health_pb2, health_pb2_grpc
+from grpc_health.v1._async import HealthServicer
+
+READINESS = "readiness"
+
+_SERVING = health_pb2.HealthCheckResponse.SERVING
+_NOT_SERVING = health_pb2.HealthCheckResponse.NOT_SERVING
+
+
+class Health:
+    """services: full names. Alive at once, ready only when told so."""
+
+    def __init__(self, services: Sequence[str]) -> None:
+        self._names = (READINESS, *services)
+        self._servicer = HealthServicer()
+
+    async def register(self, server: grpc.aio.Server) -> None:
+        health_pb2_grpc.add_HealthServicer_to_server(self._servicer, server)
+        await self.set_ready(False)
+
+    async def set_ready(self, ready: bool) -> None:
+        """Tells every watcher. Without effect after `shut_down`."""
+        for name in self._names:
+            await self._servicer.set(name, _SERVING if ready else _NOT_SERVING)
+
+    async def shut_down(self) -> None:
+        """NOT_SERVING under every name, for good."""
+        await self._servicer.enter_graceful_shutdown()

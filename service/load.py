@@ -1,0 +1,16 @@
+"""How busy a worker is, as it is told to gateways and to metrics. A frozen picture, replaced after each step."""
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WorkerLoad:
+    """waiting_tokens: prompt tokens not yet computed, over all sequences. finished_sequences: since start."""
+
+    step: int = 0
+    running_sequences: int = 0
+    waiting_sequences: int = 0
+    waiting_tokens: int = 0
+    free_blocks: int = 0
+    total_blocks: int = 0
+    finished_sequences: int = 0

@@ -1,0 +1,139 @@
+"""One attempt at a sequence, as it is told between our processes, and its translation to and from the wire.
+
+The gateway makes orders; workers check them again, since a worker does not trust its gateway's arithmetic. Knows
+no engine and no ticket.
+"""
+
+import math
+from dataclasses import dataclass
+
+from crossdock.worker.v1 import worker_pb2 as pb
+from service.errors import FieldViolation, InvalidRequest
+
+LOGPROBS_MAX = 20
+STOP_TOKENS_MAX = 128
+REQUEST_ID_BYTES_MAX = 128
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AttemptKey:
+    """Names one try at a request. attempt: from 1; a newer one makes all older ones void."""
+
+    request_id: str
+    attempt: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SequenceOrder:
+    """token_ids: prompt and what was already emitted; prompt_tokens: how many of them are the prompt.
+
+    max_tokens, min_tokens: of the whole answer, counted from the prompt's end. time_left_ms: None for no deadline.
+    The other fields are as in engine.sequence.SamplingParams.
+    """
+
+    key: AttemptKey
+    choice: int
+    token_ids: tuple[int, ...]
+    prompt_tokens: int
+    max_tokens: int
+    min_tokens: int
+    stop_token_ids: frozenset[int]
+    temperature: float
+    top_p: float
+    top_k: int
+    min_p: float
+    seed: int
+    logprobs: int | None
+    time_left_ms: int | None
+
+    def length_limit(self) -> int:
+        """Tokens in all at which the answer is complete."""
+        return self.prompt_tokens + self.max_tokens
+
+    def remaining(self) -> int:
+        """Tokens that may still be generated."""
+        return self.length_limit() - len(self.token_ids)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OrderLimits:
+    """vocab_size: ids are below it. tokens_max: tokens in all that fit this worker for one sequence."""
+
+    vocab_size: int
+    tokens_max: int
+
+
+def to_spec(order: SequenceOrder) -> pb.SequenceSpec:
+    """The order on the wire."""
+    return pb.SequenceSpec(
+        request_id=order.key.request_id,
+        attempt=order.key.attempt,
+        choice=order.choice,
+        token_ids=order.token_ids,
+        prompt_tokens=order.prompt_tokens,
+        max_tokens=order.max_tokens,
+        min_tokens=order.min_tokens,
+        stop_token_ids=sorted(order.stop_token_ids),
+        temperature=order.temperature,
+        top_p=order.top_p,
+        top_k=order.top_k,
+        min_p=order.min_p,
+        seed=order.seed,
+        logprobs=order.logprobs,
+        time_left_ms=order.time_left_ms or 0,
+    )
+
+
+def from_spec(spec: pb.SequenceSpec, limits: OrderLimits) -> SequenceOrder:
+    """The order, checked against what this worker can do. Raises InvalidRequest with every violation."""
+    order = SequenceOrder(
+        key=AttemptKey(request_id=spec.request_id, attempt=spec.attempt),
+        choice=spec.choice,
+        token_ids=tuple(spec.token_ids),
+        prompt_tokens=spec.prompt_tokens,
+        max_tokens=spec.max_tokens,
+        min_tokens=spec.min_tokens,
+        stop_token_ids=frozenset(spec.stop_token_ids),
+        temperature=spec.temperature,
+        top_p=spec.top_p,
+        top_k=spec.top_k,
+        min_p=spec.min_p,
+        seed=spec.seed,
+        logprobs=spec.logprobs if spec.HasField("logprobs") else None,
+        time_left_ms=spec.time_left_ms or None,
+    )
+    violations = _violations(order, limits)
+    if violations:
+        raise InvalidRequest(*violations)
+    return order
+
+
+def _violations(order: SequenceOrder, limits: OrderLimits) -> list[FieldViolation]:
+    known, vocab = len(order.token_ids), limits.vocab_size
+    id_bytes = len(order.key.request_id.encode())
+    rules = (
+        ("request_id", 1 <= id_bytes <= REQUEST_ID_BYTES_MAX, f"1 to {REQUEST_ID_BYTES_MAX} bytes"),
+        ("attempt", order.key.attempt >= 1, "at least 1"),
+        ("token_ids", known >= 1, "at least one"),
+        ("token_ids", max(order.token_ids, default=0) < vocab, f"each in [0, {vocab})"),
+        ("prompt_tokens", 1 <= order.prompt_tokens <= known, "in [1, number of token_ids]"),
+        ("max_tokens", order.remaining() >= 1, "more than what was already emitted"),
+        (
+            "max_tokens",
+            order.length_limit() <= limits.tokens_max,
+            f"with the prompt at most {limits.tokens_max}",
+        ),
+        ("min_tokens", order.min_tokens <= order.max_tokens, "at most max_tokens"),
+        ("stop_token_ids", len(order.stop_token_ids) <= STOP_TOKENS_MAX, f"at most {STOP_TOKENS_MAX}"),
+        ("stop_token_ids", max(order.stop_token_ids, default=0) < vocab, f"each in [0, {vocab})"),
+        ("temperature", _within(order.temperature, 0.0, 2.0), "in [0, 2]"),
+        ("top_p", _within(order.top_p, 0.0, 1.0) and order.top_p > 0, "in (0, 1]"),
+        ("top_k", order.top_k <= vocab, f"in [0, {vocab}]"),
+        ("min_p", _within(order.min_p, 0.0, 1.0), "in [0, 1]"),
+        ("logprobs", (order.logprobs or 0) <= LOGPROBS_MAX, f"in [0, {LOGPROBS_MAX}]"),
+    )
+    return [FieldViolation(field=field, description=rule) for field, holds, rule in rules if not holds]
+
+
+def _within(value: float, low: float, high: float) -> bool:
+    return math.isfinite(value) and low <= value <= high

@@ -1,0 +1,187 @@
+"""What a worker tells a gateway about an attempt, and its translation to and from the wire.
+
+Workers make reports on their step thread; `encode` packs those of one step into as few messages as there are kinds,
+all tokens in one. The gateway gets the same reports back from `decode`. Knows no engine.
+"""
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from enum import Enum
+from typing import TypeAlias, TypeVar
+
+from crossdock.worker.v1 import worker_pb2 as pb
+from service.load import WorkerLoad
+from service.orders import AttemptKey
+
+
+class TokenEnd(Enum):
+    """Why a token is the last one."""
+
+    STOP = pb.END_REASON_STOP
+    LENGTH = pb.END_REASON_LENGTH
+
+
+class EndCause(Enum):
+    """Why an attempt is over on a worker without its last token."""
+
+    CANCELLED = pb.END_CAUSE_CANCELLED
+    INVALID = pb.END_CAUSE_INVALID
+    EXHAUSTED = pb.END_CAUSE_EXHAUSTED
+    DRAINING = pb.END_CAUSE_DRAINING
+    DEADLINE = pb.END_CAUSE_DEADLINE
+    TRANSFER_FAILED = pb.END_CAUSE_TRANSFER_FAILED
+    TICKET_REFUSED = pb.END_CAUSE_TICKET_REFUSED
+    INTERNAL = pb.END_CAUSE_INTERNAL
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TokenReport:
+    """position: in the answer, from 0. logprob and top: when asked for; top holds (token id, logprob)."""
+
+    key: AttemptKey
+    position: int
+    token_id: int
+    logprob: float | None
+    top: tuple[tuple[int, float], ...]
+    end: TokenEnd | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EndedReport:
+    """detail: one line, without addresses or contents."""
+
+    key: AttemptKey
+    cause: EndCause
+    detail: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ReservedReport:
+    """The target has room. blocks_held: blocks from the start that it already holds."""
+
+    key: AttemptKey
+    blocks_held: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AdoptedReport:
+    """The target owns the sequence from now on."""
+
+    key: AttemptKey
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class HandedOverReport:
+    """The source has let the sequence go."""
+
+    key: AttemptKey
+
+
+Report: TypeAlias = TokenReport | EndedReport | ReservedReport | AdoptedReport | HandedOverReport
+Response = TypeVar("Response", pb.PrefillServiceAttachResponse, pb.DecodeServiceAttachResponse)
+
+
+def encode(reports: Iterable[Report], step: int, response: type[Response]) -> list[Response]:
+    """The reports of one step for one gateway, tokens first."""
+    outputs = pb.StepOutputs(step=step)
+    others: list[Response] = []
+    for report in reports:
+        if isinstance(report, TokenReport):
+            outputs.outputs.append(_output(report))
+        else:
+            others.append(response(**_field(report)))
+    return [response(outputs=outputs), *others] if outputs.outputs else others
+
+
+def decode(message: pb.PrefillServiceAttachResponse | pb.DecodeServiceAttachResponse) -> list[Report]:
+    """The reports in a message; empty for messages that are about the worker as a whole."""
+    match message.WhichOneof("message"):
+        case "outputs":
+            return [_token_report(output) for output in message.outputs.outputs]
+        case "ended":
+            ended = message.ended
+            return [EndedReport(key=_key(ended), cause=_cause(ended.cause), detail=ended.detail)]
+        case "reserved":
+            assert isinstance(message, pb.DecodeServiceAttachResponse)
+            return [ReservedReport(key=_key(message.reserved), blocks_held=message.reserved.blocks_held)]
+        case "adopted":
+            assert isinstance(message, pb.DecodeServiceAttachResponse)
+            return [AdoptedReport(key=_key(message.adopted))]
+        case "handed_over":
+            assert isinstance(message, pb.PrefillServiceAttachResponse)
+            return [HandedOverReport(key=_key(message.handed_over))]
+    return []
+
+
+def to_load_report(load: WorkerLoad, *, draining: bool) -> pb.LoadReport:
+    return pb.LoadReport(
+        step=load.step,
+        running_sequences=load.running_sequences,
+        waiting_sequences=load.waiting_sequences,
+        waiting_tokens=load.waiting_tokens,
+        free_blocks=load.free_blocks,
+        total_blocks=load.total_blocks,
+        finished_sequences=load.finished_sequences,
+        draining=draining,
+    )
+
+
+def from_load_report(report: pb.LoadReport) -> WorkerLoad:
+    return WorkerLoad(
+        step=report.step,
+        running_sequences=report.running_sequences,
+        waiting_sequences=report.waiting_sequences,
+        waiting_tokens=report.waiting_tokens,
+        free_blocks=report.free_blocks,
+        total_blocks=report.total_blocks,
+        finished_sequences=report.finished_sequences,
+    )
+
+
+def _field(report: Report) -> dict[str, pb.Ended | pb.Reserved | pb.Adopted | pb.HandedOver]:
+    request_id, attempt = report.key.request_id, report.key.attempt
+    match report:
+        case EndedReport():
+            ended = pb.Ended(request_id=request_id, attempt=attempt, detail=report.detail)
+            ended.cause = report.cause.value
+            return {"ended": ended}
+        case ReservedReport():
+            held = report.blocks_held
+            return {"reserved": pb.Reserved(request_id=request_id, attempt=attempt, blocks_held=held)}
+        case AdoptedReport():
+            return {"adopted": pb.Adopted(request_id=request_id, attempt=attempt)}
+        case HandedOverReport():
+            return {"handed_over": pb.HandedOver(request_id=request_id, attempt=attempt)}
+    raise AssertionError(f"a token report is not a field of its own: {report}")
+
+
+def _output(report: TokenReport) -> pb.SequenceOutput:
+    return pb.SequenceOutput(
+        request_id=report.key.request_id,
+        attempt=report.key.attempt,
+        position=report.position,
+        token_id=report.token_id,
+        logprob=report.logprob,
+        top_token_ids=[token for token, _ in report.top],
+        top_logprobs=[logprob for _, logprob in report.top],
+        end_reason=report.end.value if report.end else pb.END_REASON_UNSPECIFIED,
+    )
+
+
+def _token_report(output: pb.SequenceOutput) -> TokenReport:
+    return TokenReport(
+        key=_key(output),
+        position=output.position,
+        token_id=output.token_id,
+        logprob=output.logprob if output.HasField("logprob") else None,
+        top=tuple(zip(output.top_token_ids, output.top_logprobs, strict=True)),
+        end=TokenEnd(output.end_reason) if output.end_reason else None,
+    )
+
+
+def _key(message: pb.SequenceOutput | pb.Ended | pb.Reserved | pb.Adopted | pb.HandedOver) -> AttemptKey:
+    return AttemptKey(request_id=message.request_id, attempt=message.attempt)
+
+
+def _cause(cause: pb.EndCause) -> EndCause:
+    return EndCause(cause) if cause else EndCause.INTERNAL

@@ -1,0 +1,164 @@
+"""A gRPC server with our limits, its address, and its end. What it serves is registered by the caller.
+
+Settings have their reasons beside them; none is left to a default that can cut a stream or share a port
+silently.
+"""
+
+import asyncio
+import ipaddress
+import signal
+import socket
+from collections.abc import Awaitable, Callable, Coroutine, Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any, TypeVar
+
+import grpc
+from grpc_reflection.v1alpha import reflection
+
+from service.health import Health
+from service.startup import StartupError
+
+MESSAGE_BYTES_MAX = 16 << 20
+_HURRIED_CLEANUP_S = 2.0
+
+Cleanup = Callable[[], Awaitable[None]]
+T = TypeVar("T")
+
+
+class BindError(StartupError):
+    """The address cannot be listened on, or must not be."""
+
+
+def create_server(
+    interceptors: Sequence[grpc.aio.ServerInterceptor] = (),
+    *,
+    message_bytes_max: int = MESSAGE_BYTES_MAX,
+    keepalive_ms: int = 60_000,
+    ping_timeout_ms: int = 20_000,
+) -> grpc.aio.Server:
+    """keepalive_ms: silence after which a peer is pinged; ping_timeout_ms: after which it is given up. To be
+    called in the running event loop."""
+    options = (
+        ("grpc.max_receive_message_length", message_bytes_max),
+        ("grpc.max_send_message_length", message_bytes_max),
+        ("grpc.keepalive_time_ms", keepalive_ms),
+        ("grpc.keepalive_timeout_ms", ping_timeout_ms),
+        ("grpc.http2.ping_timeout_ms", ping_timeout_ms),
+        ("grpc.keepalive_permit_without_calls", 1),
+        # The default, 300 s, answers honest keepalives with GOAWAY "too many pings" and ends all their
+        # streams.
+        ("grpc.http2.min_recv_ping_interval_without_data_ms", 1_000),
+        ("grpc.http2.max_pings_without_data", 0),
+        # The defaults cancel streams when some two thousand start at once; we refuse by our own admission.
+        ("grpc.server.max_pending_requests", 20_000),
+        ("grpc.server.max_pending_requests_hard_limit", 40_000),
+        # With 1 a second process would share our port without a word.
+        ("grpc.so_reuseport", 0),
+    )
+    return grpc.aio.server(interceptors=list(interceptors), options=options)
+
+
+def bind(server: grpc.aio.Server, address: str, *, allow_wildcard: bool = False) -> int:
+    """Listens on host:port or unix:path, from `server.start()` on; returns the port, 0 for a path.
+
+    Raises BindError when the port is taken, or when the address is open to every interface unasked.
+    """
+    if not allow_wildcard and is_wildcard(address):
+        raise BindError(f"{address}: listens on every interface; say --allow-wildcard-bind if that is meant")
+    try:
+        port = server.add_insecure_port(address)
+    except RuntimeError:
+        raise BindError(f"{address}: cannot listen there; is the port taken?") from None
+    return 0 if address.startswith("unix:") else port
+
+
+def is_wildcard(address: str) -> bool:
+    """Whether host:port means every interface."""
+    host = address.rpartition(":")[0].strip("[]")
+    if address.startswith("unix:"):
+        return False
+    if host in ("", "*"):
+        return True
+    try:
+        return ipaddress.ip_address(host).is_unspecified
+    except ValueError:
+        return _legacy_zero(host)
+
+
+def enable_reflection(server: grpc.aio.Server, services: Sequence[str]) -> None:
+    """services: full names."""
+    reflection.enable_server_reflection((*services, reflection.SERVICE_NAME), server)
+
+
+async def run_until_signal(
+    server: grpc.aio.Server,
+    health: Health,
+    *,
+    grace_s: float,
+    cleanups: Sequence[Cleanup] = (),
+    ended: asyncio.Event | None = None,
+) -> None:
+    """Waits for SIGTERM, SIGINT or `ended`, then: NOT_SERVING, no new calls, up to grace_s for running ones,
+    and the cleanups in order. A second signal cuts what runs and gives the cleanups 2 s."""
+    with _signals() as (first, second):
+        await _first_of(first, ended)
+        await health.shut_down()
+        stopping = asyncio.ensure_future(server.stop(grace_s))
+        await asyncio.wait(
+            {stopping, hurry := asyncio.ensure_future(second.wait())}, return_when=asyncio.FIRST_COMPLETED
+        )
+        if not stopping.done():
+            await server.stop(None)
+        await stopping
+        tidying = asyncio.ensure_future(_run_all(cleanups))
+        await asyncio.wait({tidying, hurry}, return_when=asyncio.FIRST_COMPLETED)
+        hurry.cancel()
+        await asyncio.wait_for(tidying, _HURRIED_CLEANUP_S if second.is_set() else None)
+
+
+def run(main: Coroutine[Any, Any, T]) -> T:
+    """Runs a process's main coroutine, on uvloop where there is one."""
+    try:
+        import uvloop
+    except ImportError:
+        return asyncio.run(main)
+    return uvloop.run(main)
+
+
+def _legacy_zero(host: str) -> bool:
+    """inet_aton reads "0", "0.0" and "0x0" as 0.0.0.0, and so does whoever binds."""
+    try:
+        return socket.inet_aton(host) == bytes(4)
+    except OSError:
+        return False
+
+
+@contextmanager
+def _signals() -> Iterator[tuple[asyncio.Event, asyncio.Event]]:
+    first, second = asyncio.Event(), asyncio.Event()
+    loop = asyncio.get_running_loop()
+
+    def on_signal() -> None:
+        (second if first.is_set() else first).set()
+
+    for number in (signal.SIGTERM, signal.SIGINT):
+        loop.add_signal_handler(number, on_signal)
+    try:
+        yield first, second
+    finally:
+        for number in (signal.SIGTERM, signal.SIGINT):
+            loop.remove_signal_handler(number)
+
+
+async def _first_of(*events: asyncio.Event | None) -> None:
+    waits = [asyncio.ensure_future(event.wait()) for event in events if event is not None]
+    try:
+        await asyncio.wait(waits, return_when=asyncio.FIRST_COMPLETED)
+    finally:
+        for wait in waits:
+            wait.cancel()
+
+
+async def _run_all(cleanups: Sequence[Cleanup]) -> None:
+    for cleanup in cleanups:
+        await cleanup()

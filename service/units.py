@@ -1,0 +1,104 @@
+"""Values as people write them on a command line: 32k tokens, 2GiB, an address, a key in hexadecimal.
+
+`service.config` uses these as validators. Nothing here knows a flag's name; each refusal is a ValueError
+with one line for the operator.
+"""
+
+import re
+from pathlib import Path
+
+_COUNT = re.compile(r"(\d+(?:\.\d+)?)([kKmMgG]?)")
+_BYTES = re.compile(r"(\d+(?:\.\d+)?)\s*(?:([kKmMgGtT])(iB|B)?|B)?")
+_HOST_PORT = re.compile(r"(?:\[[0-9A-Fa-f:.]+\]|[^\s:/\[\]]+):(\d{1,5})")
+_KV_ENDPOINT = re.compile(r"ipc://(\S+)|tcp://(\S+)")
+_POWERS = {"k": 1, "m": 2, "g": 3, "t": 4}
+_KEY_BYTES_MIN = 16
+
+
+def parse_count(value: object) -> object:
+    """Tokens: 32768, "32k" (32,000) or "32K" (32,768), as vLLM reads them. All but text passes unchanged."""
+    if not isinstance(value, str):
+        return value
+    match = _COUNT.fullmatch(value.strip())
+    if match is None:
+        raise ValueError("a count such as 32768, 32k or 32K")
+    number, suffix = match.groups()
+    return _scaled(number, suffix, binary=suffix.isupper())
+
+
+def parse_bytes(value: object) -> object:
+    """Bytes: 1073741824, "1GiB" or "1G" (binary), "1GB" or "1g" (decimal). All but text passes unchanged."""
+    if not isinstance(value, str):
+        return value
+    match = _BYTES.fullmatch(value.strip())
+    if match is None:
+        raise ValueError("a size such as 2GiB, 2G or 2147483648")
+    number, suffix, unit = match.groups()
+    binary = unit == "iB" or (unit is None and (suffix or "").isupper())
+    return _scaled(number, suffix or "", binary=binary)
+
+
+def parse_list(value: object) -> object:
+    """Items from text with commas, or from a flag that was given several times."""
+    if isinstance(value, str):
+        value = [value]
+    if not isinstance(value, list | tuple):
+        return value
+    parts = [part for item in value for part in (item.split(",") if isinstance(item, str) else [item])]
+    return tuple(part.strip() if isinstance(part, str) else part for part in parts if part != "")
+
+
+def check_address(value: str) -> str:
+    """An address to listen on or to dial with gRPC: host:port, [v6]:port or unix:path."""
+    if value.startswith("unix:") and len(value) > len("unix:"):
+        return value
+    match = _HOST_PORT.fullmatch(value)
+    if match is None or int(match.group(1)) > 65535:
+        raise ValueError("an address is host:port or unix:path")
+    return value
+
+
+def check_kv_endpoint(value: str) -> str:
+    """A ZeroMQ endpoint for KV blocks: tcp://host:port or ipc://path."""
+    match = _KV_ENDPOINT.fullmatch(value)
+    if match is None:
+        raise ValueError("an endpoint is tcp://host:port or ipc://path")
+    if match.group(2) is not None:
+        check_address(match.group(2))
+    return value
+
+
+def parse_key(value: object) -> object:
+    """A secret key from hexadecimal digits, or from a file that holds them ("@path"). Bytes pass."""
+    if not isinstance(value, str):
+        return value
+    digits = _text_of(value).strip()
+    try:
+        key = bytes.fromhex(digits)
+    except ValueError:
+        raise ValueError("a key is hexadecimal digits or @path of a file that holds them") from None
+    if len(key) < _KEY_BYTES_MIN:
+        raise ValueError(f"a key has at least {_KEY_BYTES_MIN * 2} hexadecimal digits")
+    return key
+
+
+def parse_secret(value: object) -> object:
+    """A secret text, or "@path" of a file that holds it."""
+    return _text_of(value).strip() if isinstance(value, str) else value
+
+
+def _text_of(value: str) -> str:
+    if not value.startswith("@"):
+        return value
+    try:
+        return Path(value[1:]).read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise ValueError(f"the file cannot be read: {type(error).__name__}") from None
+
+
+def _scaled(number: str, suffix: str, *, binary: bool) -> int:
+    unit = (1024 if binary else 1000) ** _POWERS.get(suffix.lower(), 0)
+    scaled = float(number) * unit if "." in number else int(number) * unit
+    if scaled != int(scaled):
+        raise ValueError("not a whole number")
+    return int(scaled)

@@ -1,0 +1,194 @@
+"""A worker's side of the Attach streams: the sessions of its gateways, and what the step thread has to tell them.
+
+Lives on the event loop, except `tell` and `flush`, which the step thread calls. Serves what both roles have in
+common (hello, cancel, audit, drain, load); what a role has of its own is its servicer's. Knows no engine.
+"""
+
+import asyncio
+from collections.abc import AsyncIterator, Callable, Mapping
+from contextlib import suppress
+from dataclasses import dataclass
+from functools import partial
+from typing import Generic, Protocol, TypeVar
+
+import grpc
+
+from crossdock.worker.v1 import worker_pb2 as pb
+from service.audit import LedgerFields, to_audit_report
+from service.load import WorkerLoad
+from service.orders import AttemptKey
+from service.outbox import Outbox
+from service.reports import EndCause, EndedReport, Report, encode, to_load_report
+
+PROTOCOL_VERSION = 1
+OUTBOX_MESSAGES_MAX = 4096
+LOAD_INTERVAL_S = 0.05
+LOAD_INTERVALS_MAX = 20
+
+Request = TypeVar("Request", pb.PrefillServiceAttachRequest, pb.DecodeServiceAttachRequest)
+Response = TypeVar("Response", pb.PrefillServiceAttachResponse, pb.DecodeServiceAttachResponse)
+Action = Callable[[], None]
+
+
+class Worker(Protocol):
+    """What both roles can do, on the step thread."""
+
+    def cancel(self, gateway: str, key: AttemptKey) -> None: ...
+    def drop(self, gateway: str) -> None: ...
+    def ledger(self) -> LedgerFields: ...
+    def load(self, step: int) -> WorkerLoad: ...
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Host:
+    """The worker behind the rim. post: runs an action on the step thread between two steps. refusals: which of the
+    errors that a submission can raise mean what to the gateway."""
+
+    worker: Worker
+    welcome: pb.Welcome
+    post: Callable[[Action], None]
+    refusals: Mapping[type[Exception], EndCause]
+
+
+class WorkerRim(Generic[Request, Response]):
+    """response: the message class of this role's stream. loop: where the rim lives."""
+
+    def __init__(self, response: type[Response], loop: asyncio.AbstractEventLoop) -> None:
+        self._response = response
+        self._loop = loop
+        self._sessions: dict[str, Outbox[Response]] = {}
+        self._pending: list[tuple[str, Report]] = []
+        self.load = WorkerLoad()
+        self.draining = False
+
+    def tell(self, gateway: str, report: Report) -> None:
+        """Note a report for a gateway. Step thread."""
+        self._pending.append((gateway, report))
+
+    def flush(self, load: WorkerLoad) -> None:
+        """Send what was noted since the last flush, in one message per gateway and kind. Step thread."""
+        pending, self._pending = self._pending, []
+        with suppress(RuntimeError):  # the loop is closed: the process is ending, nobody listens
+            self._loop.call_soon_threadsafe(self._deliver, pending, load)
+
+    async def attach(
+        self,
+        requests: AsyncIterator[Request],
+        context: grpc.aio.ServicerContext[Request, Response],
+        host: Host,
+        submission: Callable[[str, Request], Action],
+    ) -> AsyncIterator[Response]:
+        """Run one Attach stream. submission: turns what only this role understands into an action."""
+        gateway = await _greet(requests, context)
+        outbox = self._open(gateway, host.welcome)
+
+        async def read() -> None:
+            try:
+                async for request in requests:
+                    self._take(gateway, request, host, submission)
+            finally:
+                outbox.close()
+
+        reader = asyncio.create_task(read())
+        try:
+            async for message in outbox.drain():
+                yield message
+        finally:
+            reader.cancel()
+            await asyncio.gather(reader, return_exceptions=True)
+            outbox.close()
+            if self._sessions.get(gateway) is outbox:
+                del self._sessions[gateway]
+                host.post(partial(host.worker.drop, gateway))
+
+    async def report_load(self) -> None:
+        """Send the load to everybody when it has changed, and once a second anyway. Runs until cancelled."""
+        sent, quiet = None, 0
+        while True:
+            await asyncio.sleep(LOAD_INTERVAL_S)
+            quiet += 1
+            if (self.load, self.draining) != sent or quiet >= LOAD_INTERVALS_MAX:
+                sent, quiet = (self.load, self.draining), 0
+                for gateway in tuple(self._sessions):
+                    self._send(gateway, self._load_message())
+
+    def _open(self, gateway: str, welcome: pb.Welcome) -> Outbox[Response]:
+        """Begin a gateway's session. An older one of the same gateway was cut, and ends here at the latest."""
+        if gateway in self._sessions:
+            self._sessions[gateway].close()
+        outbox: Outbox[Response] = Outbox(OUTBOX_MESSAGES_MAX)
+        outbox.put(self._response(welcome=welcome))
+        outbox.put(self._load_message())
+        self._sessions[gateway] = outbox
+        return outbox
+
+    def _take(
+        self, gateway: str, request: Request, host: Host, submission: Callable[[str, Request], Action]
+    ) -> None:
+        match request.WhichOneof("message"):
+            case "cancel":
+                host.post(partial(host.worker.cancel, gateway, _key(request.cancel)))
+            case "audit":
+                host.post(partial(self._audit, gateway, request.audit.query_id, host.worker))
+            case "drain":
+                self.draining = True
+            case "submit" | "reserve":
+                self._submit(gateway, request, host, submission)
+
+    def _submit(
+        self, gateway: str, request: Request, host: Host, submission: Callable[[str, Request], Action]
+    ) -> None:
+        """Pass a submission on to the step thread, or refuse it here."""
+        prompt = isinstance(request, pb.PrefillServiceAttachRequest)
+        key = _key(request.submit.sequence if prompt else request.reserve.sequence)
+        if self.draining:
+            return self._refuse(gateway, key, EndCause.DRAINING, "this worker takes no new work")
+        try:
+            return host.post(submission(gateway, request))
+        except tuple(host.refusals) as error:
+            return self._refuse(gateway, key, host.refusals[type(error)], str(error))
+
+    def _refuse(self, gateway: str, key: AttemptKey, cause: EndCause, detail: str) -> None:
+        refusal = EndedReport(key=key, cause=cause, detail=detail)
+        self._send(gateway, *encode([refusal], self.load.step, self._response))
+
+    def _audit(self, gateway: str, query_id: int, worker: Worker) -> None:
+        """Recount the ledger. Step thread."""
+        report = self._response(audit=to_audit_report(query_id, worker.ledger()))
+        with suppress(RuntimeError):  # as in flush
+            self._loop.call_soon_threadsafe(self._send, gateway, report)
+
+    def _deliver(self, pending: list[tuple[str, Report]], load: WorkerLoad) -> None:
+        self.load = load
+        by_gateway: dict[str, list[Report]] = {}
+        for gateway, report in pending:
+            by_gateway.setdefault(gateway, []).append(report)
+        for gateway, reports in by_gateway.items():
+            self._send(gateway, *encode(reports, load.step, self._response))
+
+    def _send(self, gateway: str, *messages: Response) -> None:
+        outbox = self._sessions.get(gateway)
+        if outbox is not None:
+            for message in messages:
+                outbox.put(message)
+
+    def _load_message(self) -> Response:
+        return self._response(load=to_load_report(self.load, draining=self.draining))
+
+
+async def _greet(
+    requests: AsyncIterator[Request], context: grpc.aio.ServicerContext[Request, Response]
+) -> str:
+    """Read the first message; the name of the gateway's process."""
+    first = await anext(requests, None)
+    if first is None or first.WhichOneof("message") != "hello":
+        await context.abort(grpc.StatusCode.INVALID_ARGUMENT, "the first message must be hello")
+    hello = first.hello
+    if hello.protocol_version != PROTOCOL_VERSION:
+        detail = f"hello.protocol_version: must be {PROTOCOL_VERSION}"
+        await context.abort(grpc.StatusCode.FAILED_PRECONDITION, detail)
+    return f"{hello.gateway_id}/{hello.gateway_epoch}"
+
+
+def _key(message: pb.Cancel | pb.SequenceSpec) -> AttemptKey:
+    return AttemptKey(request_id=message.request_id, attempt=message.attempt)
