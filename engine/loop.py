@@ -18,7 +18,9 @@ class InboxFull(EngineError):
 
 
 class EngineLoop:
-    """inbox_actions_max: actions that may wait at once. clock: seconds, monotonic."""
+    """on_step: gets what a step did. on_turn: called with the number of steps after each batch of actions and after
+    each step, when everything that came of it is known. inbox_actions_max: actions that may wait at once.
+    clock: seconds, monotonic."""
 
     def __init__(
         self,
@@ -26,12 +28,14 @@ class EngineLoop:
         *,
         clock: Callable[[], float],
         on_step: Callable[[StepResult], None],
+        on_turn: Callable[[int], None],
         on_crash: Callable[[BaseException], None],
         inbox_actions_max: int,
     ) -> None:
         self._core = core
         self._clock = clock
         self._on_step = on_step
+        self._on_turn = on_turn
         self._on_crash = on_crash
         self._inbox: deque[Callable[[], None]] = deque()
         self._inbox_actions_max = inbox_actions_max
@@ -80,6 +84,7 @@ class EngineLoop:
             result = self._core.step(self._clock())
             self._steps += 1
             self._on_step(result)
+            self._on_turn(self._steps)
             stuck = result.empty()
 
     def _drain(self, *, wait: bool) -> bool:
@@ -91,4 +96,6 @@ class EngineLoop:
             self._inbox.clear()
         for action in actions:
             action()
+        if actions:
+            self._on_turn(self._steps)
         return not self._stopping

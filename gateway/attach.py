@@ -8,7 +8,7 @@ sent it learns that the worker is lost.
 import asyncio
 from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass
-from typing import Generic, Protocol, TypeVar
+from typing import Any, Protocol, TypeAlias
 
 import grpc
 
@@ -16,17 +16,17 @@ from crossdock.worker.v1 import worker_pb2 as pb
 from crossdock.worker.v1.worker_pb2_grpc import DecodeServiceStub, PrefillServiceStub
 from service.channel import open_channel
 from service.outbox import Outbox
+from service.reports import Response
 from service.worker_rim import PROTOCOL_VERSION
 
 OUTBOX_MESSAGES_MAX = 65_536
 REDIAL_FIRST_S = 0.05
 REDIAL_MAX_S = 1.0
 
-Request = TypeVar("Request", pb.PrefillServiceAttachRequest, pb.DecodeServiceAttachRequest)
-Response = TypeVar("Response", pb.PrefillServiceAttachResponse, pb.DecodeServiceAttachResponse)
+Request: TypeAlias = pb.PrefillServiceAttachRequest | pb.DecodeServiceAttachRequest
 
 
-class Listener(Protocol[Response]):
+class Listener(Protocol):
     """Who wants to know what happens on the stream. Called on the event loop, never waited for."""
 
     def on_message(self, message: Response) -> None: ...
@@ -34,11 +34,11 @@ class Listener(Protocol[Response]):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Dialect(Generic[Request, Response]):
+class Dialect:
     """How one role is spoken to."""
 
-    request: type[Request]
-    open_stream: Callable[[grpc.aio.Channel, AsyncIterator[Request]], AsyncIterator[Response]]
+    request: Callable[..., Request]
+    open_stream: Callable[[grpc.aio.Channel, AsyncIterator[Any]], AsyncIterator[Response]]
 
 
 PREFILL = Dialect(
@@ -51,15 +51,15 @@ DECODE = Dialect(
 )
 
 
-class Attachment(Generic[Request, Response]):
+class Attachment:
     """hello: how this gateway introduces itself, at each new stream."""
 
     def __init__(
         self,
         address: str,
-        dialect: Dialect[Request, Response],
+        dialect: Dialect,
         hello: pb.Hello,
-        listener: Listener[Response],
+        listener: Listener,
     ) -> None:
         self._address = address
         self._dialect = dialect
@@ -104,6 +104,4 @@ class Attachment(Generic[Request, Response]):
 
 
 def make_hello(gateway_id: str, gateway_epoch: int) -> pb.Hello:
-    return pb.Hello(
-        protocol_version=PROTOCOL_VERSION, gateway_id=gateway_id, gateway_epoch=gateway_epoch
-    )
+    return pb.Hello(protocol_version=PROTOCOL_VERSION, gateway_id=gateway_id, gateway_epoch=gateway_epoch)

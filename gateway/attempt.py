@@ -4,13 +4,12 @@ Synchronous: fed with deliveries, it sends messages and returns tokens. Lives on
 """
 
 from dataclasses import dataclass
-from typing import TypeAlias
 
 from crossdock.worker.v1 import worker_pb2 as pb
 from gateway.journal import Divergence, Journal
 from gateway.lifecycle import LIVE, Happening, Phase, after
 from gateway.mailbox import DeadlinePassed, Delivery, Mailbox, WorkerLost
-from gateway.request import TokenBatch
+from gateway.request import Token, TokenBatch
 from gateway.worker_pool import WorkerRecord
 from kvtransfer.ticket import Ticket, seal
 from service.errors import DeadlineExpired, Exhausted, InternalFault, ServiceError
@@ -24,8 +23,6 @@ from service.reports import (
     TokenReport,
 )
 
-PrefillRecord: TypeAlias = WorkerRecord[pb.PrefillServiceAttachRequest, pb.PrefillServiceAttachResponse]
-DecodeRecord: TypeAlias = WorkerRecord[pb.DecodeServiceAttachRequest, pb.DecodeServiceAttachResponse]
 
 _TOO_LATE = "the deadline passed before the answer was complete"
 
@@ -38,7 +35,7 @@ class AttemptLost(Exception):
 class Target:
     """Where the sequence goes after its first token, and the right to go there."""
 
-    worker: DecodeRecord
+    worker: WorkerRecord
     ticket: Ticket
     ticket_key: bytes
 
@@ -47,7 +44,7 @@ class Attempt:
     """target: None for an answer that ends with its first token."""
 
     def __init__(
-        self, *, journal: Journal, order: SequenceOrder, prefill: PrefillRecord, target: Target | None
+        self, *, journal: Journal, order: SequenceOrder, prefill: WorkerRecord, target: Target | None
     ) -> None:
         self.mailbox = Mailbox()
         self.phase = Phase.ROUTED
@@ -68,7 +65,9 @@ class Attempt:
             return
         worker = self._target.worker
         worker.book(key, self.mailbox, tokens=0)
-        reserve = pb.Reserve(sequence=to_spec(self._order), ticket=seal(self._target.ticket, self._target.ticket_key))
+        reserve = pb.Reserve(
+            sequence=to_spec(self._order), ticket=seal(self._target.ticket, self._target.ticket_key)
+        )
         worker.attachment.send(pb.DecodeServiceAttachRequest(reserve=reserve))
         self._advance(Happening.ASKED)
 
@@ -78,7 +77,8 @@ class Attempt:
     def hear(self, deliveries: list[Delivery]) -> TokenBatch:
         """The tokens that these deliveries add. When they end the attempt badly, `failure` says how: what was
         entered in the journal before it is in the batch all the same."""
-        tokens, end = [], None
+        tokens: list[Token] = []
+        end = None
         for delivery in deliveries:
             batch = self._hear(delivery)
             if batch is not None:

@@ -149,7 +149,10 @@ def _byte_level(metadata: _Metadata) -> Tokenizer:
         raise ModelFilesError(f'pre-tokenizer "{rule}" is not supported ({", ".join(splits)} are)')
     tokens = metadata.texts("tokenizer.ggml.tokens")
     merges = [_pair(merge) for merge in metadata.texts("tokenizer.ggml.merges")]
-    model = models.BPE(vocab=_ids(tokens), merges=merges, ignore_merges=rule == "llama-bpe")
+    try:
+        model = models.BPE(vocab=_ids(tokens), merges=merges, ignore_merges=rule == "llama-bpe")
+    except Exception as error:  # the library raises bare Exception for merges outside the vocabulary
+        raise ModelFilesError(f"the vocabulary does not fit together: {error}") from None
     backend = Tokenizer(model)
     if rule == "qwen2":
         backend.normalizer = normalizers.NFC()

@@ -5,22 +5,20 @@ validation's.
 """
 
 from collections.abc import Collection, Mapping
-from typing import TypeAlias
+from typing import TypeAlias, TypeGuard
 
 from service.errors import FieldViolation, InvalidRequest
 
 JsonObject: TypeAlias = Mapping[str, object]
 
-INT32_MIN, INT32_MAX = -(2**31), 2**31 - 1
-_INT64_MIN, _INT64_MAX = -(2**63), 2**63 - 1
+_UINT32_MAX = 2**32 - 1
 
 
 class JsonFields:
-    """A wrong type reads as absent, and is reported by `refuse`."""
+    """A field of the wrong type reads as absent, and is reported by `refuse`."""
 
-    def __init__(self, values: JsonObject, prefix: str = "") -> None:
+    def __init__(self, values: JsonObject) -> None:
         self._values = values
-        self._prefix = prefix
         self._violations: list[FieldViolation] = []
 
     def refuse(self) -> None:
@@ -29,21 +27,24 @@ class JsonFields:
             raise InvalidRequest(*self._violations)
 
     def wrong(self, field: str, rule: str) -> None:
-        self._violations.append(FieldViolation(field=self._prefix + field, description=rule))
+        self._violations.append(FieldViolation(field=field, description=rule))
 
-    def take(self, other: "JsonFields") -> None:
-        """Reports the mistakes of an inner object too."""
-        self._violations.extend(other._violations)
+    def take(self, prefix: str, inner: "JsonFields") -> None:
+        """Reports the mistakes of an inner object too, under its place."""
+        for violation in inner._violations:
+            self.wrong(prefix + violation.field, violation.description)
 
     def raw(self, field: str) -> object:
         return self._values.get(field)
 
     def flag(self, field: str, *, default: bool = False) -> bool:
         value = self._values.get(field)
-        if value is None or isinstance(value, bool):
-            return default if value is None else value
-        self.wrong(field, "must be true or false")
-        return default
+        if value is None:
+            return default
+        if not isinstance(value, bool):
+            self.wrong(field, "must be true or false")
+            return default
+        return value
 
     def text(self, field: str) -> str | None:
         value = self._values.get(field)
@@ -54,56 +55,74 @@ class JsonFields:
 
     def number(self, field: str) -> float | None:
         value = self._values.get(field)
-        if value is None or is_number(value):
-            return None if value is None else float(value)  # type: ignore[arg-type]
+        if value is None or isinstance(value, float):
+            return value
+        if is_integer(value, bits=64):
+            return float(value)
         self.wrong(field, "must be a number")
         return None
 
     def integer(self, field: str, *, bits: int = 32) -> int | None:
         value = self._values.get(field)
-        if value is None:
-            return None
-        low, high = (INT32_MIN, INT32_MAX) if bits == 32 else (_INT64_MIN, _INT64_MAX)
-        if not is_integer(value) or not low <= value <= high:  # type: ignore[operator]
-            self.wrong(field, f"must be an integer of {bits} bits")
-            return None
-        return int(value)  # type: ignore[call-overload,no-any-return]
+        if value is None or is_integer(value, bits=bits):
+            return value
+        self.wrong(field, f"must be a whole number of {bits} bits")
+        return None
 
     def texts(self, field: str) -> list[str]:
         """A string alone is a list of one."""
         value = self._values.get(field)
-        items = value if isinstance(value, list) else [] if value is None else [value]
-        if all(isinstance(item, str) for item in items):
-            return items
+        if value is None:
+            return []
+        if isinstance(value, str):
+            return [value]
+        if is_texts(value):
+            return value
         self.wrong(field, "must be a string or a list of strings")
         return []
 
     def ids(self, field: str) -> list[int]:
         value = self._values.get(field)
-        if value is None:
-            return []
-        if is_ids(value):
-            return value  # type: ignore[return-value]
-        self.wrong(field, "must be a list of token ids")
+        if value is None or is_ids(value):
+            return value or []
+        self.wrong(field, "must be a list of token ids, whole numbers from 0")
         return []
 
-    def object(self, field: str) -> JsonObject:
+    def mapping(self, field: str) -> JsonObject:
         value = self._values.get(field)
         if value is None or isinstance(value, dict):
             return value or {}
         self.wrong(field, "must be an object")
         return {}
 
-    def objects(self, field: str) -> list[JsonObject]:
+    def mappings(self, field: str) -> list[JsonObject]:
         value = self._values.get(field)
+        if value is None:
+            return []
         if isinstance(value, list) and all(isinstance(item, dict) for item in value):
             return value
-        if value is not None:
-            self.wrong(field, "must be a list of objects")
+        self.wrong(field, "must be a list of objects")
         return []
 
     def neutral_only(self, field: str, neutral: Collection[object]) -> None:
-        """For what is known but not offered: any other value is a mistake."""
+        """For what is known but not offered: any other value than these is a mistake."""
         value = self._values.get(field)
         if value is not None and value not in neutral:
             self.wrong(field, "is not supported")
+
+
+def is_integer(value: object, *, bits: int) -> TypeGuard[int]:
+    """true and false are no numbers."""
+    return (
+        isinstance(value, int) and not isinstance(value, bool) and -(1 << bits - 1) <= value < 1 << bits - 1
+    )
+
+
+def is_texts(value: object) -> TypeGuard[list[str]]:
+    return isinstance(value, list) and all(isinstance(item, str) for item in value)
+
+
+def is_ids(value: object) -> TypeGuard[list[int]]:
+    if not isinstance(value, list) or not all(type(item) is int for item in value):
+        return False
+    return not value or (min(value) >= 0 and max(value) <= _UINT32_MAX)

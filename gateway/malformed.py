@@ -5,7 +5,7 @@ it looks at nothing that parses.
 """
 
 from collections.abc import Awaitable, Callable
-from typing import Any, cast
+from typing import Any, TypeAlias, cast
 
 import grpc
 from google.protobuf.message import DecodeError
@@ -15,7 +15,7 @@ from service.errors import FieldViolation, InvalidRequest
 
 _PACKAGE = "/crossdock.v1."
 
-Handler = grpc.RpcMethodHandler[Any, Any] | None
+Handler: TypeAlias = "grpc.RpcMethodHandler[Any, Any] | None"
 Continuation = Callable[[grpc.HandlerCallDetails], Awaitable[Handler]]
 Context = grpc.aio.ServicerContext[Any, Any]
 

@@ -8,14 +8,13 @@ from collections.abc import AsyncGenerator, Callable
 from contextlib import aclosing
 from itertools import count
 
-from crossdock.worker.v1 import worker_pb2 as pb
 from gateway.admission import Admission
-from gateway.attempt import Attempt, AttemptLost, DecodeRecord, PrefillRecord, Target
+from gateway.attempt import Attempt, AttemptLost, Target
 from gateway.journal import Journal
 from gateway.mailbox import DeadlinePassed, Mailbox
 from gateway.request import Request, TokenBatch
 from gateway.router import NoRoute, Route, pick
-from gateway.worker_pool import WorkerPool
+from gateway.worker_pool import WorkerPool, WorkerRecord
 from kvtransfer.identity import Identity
 from kvtransfer.ticket import Ticket, mint
 from service.errors import Unavailable
@@ -37,8 +36,8 @@ class Orchestrator:
     def __init__(
         self,
         *,
-        prefills: WorkerPool[pb.PrefillServiceAttachRequest, pb.PrefillServiceAttachResponse],
-        decodes: WorkerPool[pb.DecodeServiceAttachRequest, pb.DecodeServiceAttachResponse],
+        prefills: WorkerPool,
+        decodes: WorkerPool,
         admission: Admission,
         ticket_key: bytes,
         gateway_epoch: int,
@@ -59,6 +58,10 @@ class Orchestrator:
         """A worker came, went or changed its state: those who wait for a route look again."""
         self._changed.set()
         self._changed = asyncio.Event()
+
+    async def change(self) -> None:
+        """Wait for the next `workers_changed`."""
+        await self._changed.wait()
 
     async def run(self, request: Request) -> AsyncGenerator[TokenBatch, None]:
         """Tokens in order, each position once; the last batch has an end. Raises ServiceError.
@@ -116,7 +119,7 @@ class Orchestrator:
             target = Target(worker=decode, ticket=ticket, ticket_key=self._ticket_key)
         return Attempt(journal=journal, order=order, prefill=prefill, target=target)
 
-    def _mint(self, order: SequenceOrder, prefill: PrefillRecord, decode: DecodeRecord) -> Ticket:
+    def _mint(self, order: SequenceOrder, prefill: WorkerRecord, decode: WorkerRecord) -> Ticket:
         source, target = prefill.welcome, decode.welcome
         assert source is not None and target is not None, "a worker that can be picked has introduced itself"
         num_tokens = len(order.token_ids)

@@ -9,7 +9,6 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from enum import Enum, auto
 from itertools import count
-from typing import Generic, TypeVar
 
 from crossdock.worker.v1 import worker_pb2 as pb
 from gateway.attach import Attachment, Dialect
@@ -17,10 +16,7 @@ from gateway.mailbox import Mailbox, WorkerLost
 from gateway.router import WorkerView
 from service.load import WorkerLoad
 from service.orders import AttemptKey
-from service.reports import decode, from_load_report
-
-Request = TypeVar("Request", pb.PrefillServiceAttachRequest, pb.DecodeServiceAttachRequest)
-Response = TypeVar("Response", pb.PrefillServiceAttachResponse, pb.DecodeServiceAttachResponse)
+from service.reports import Response, decode, from_load_report
 
 
 class WorkerState(Enum):
@@ -39,10 +35,16 @@ class Booking:
     tokens: int
 
 
-class WorkerRecord(Generic[Request, Response]):
+class WorkerRecord:
     """One worker, across restarts: each start is another epoch. The listener of its attachment."""
 
-    def __init__(self, address: str, dialect: Dialect[Request, Response], hello: pb.Hello, pool: "WorkerPool[Request, Response]") -> None:
+    def __init__(
+        self,
+        address: str,
+        dialect: Dialect,
+        hello: pb.Hello,
+        pool: "WorkerPool",
+    ) -> None:
         self.address = address
         self.state = WorkerState.CONNECTING
         self.welcome: pb.Welcome | None = None
@@ -86,6 +88,13 @@ class WorkerRecord(Generic[Request, Response]):
             total_blocks=welcome.total_blocks,
             picked=self.picked,
         )
+
+    def drain(self) -> None:
+        """Give it nothing new. It finishes what it has, and says so to every gateway."""
+        self.attachment.send(self.request(drain=pb.Drain()))
+        if self.state is WorkerState.READY:
+            self.state, self.reason = WorkerState.DRAINING, "draining"
+            self._pool.changed()
 
     async def audit(self, timeout_s: float) -> pb.AuditReport | None:
         """Ask for a recount of its ledger; None when there is no answer in time."""
@@ -141,14 +150,14 @@ class WorkerRecord(Generic[Request, Response]):
             self._pool.changed()
 
 
-class WorkerPool(Generic[Request, Response]):
+class WorkerPool:
     """refusal: why a worker that introduced itself cannot serve here, or None. on_change: called when a worker
     came, went or changed its state."""
 
     def __init__(
         self,
         addresses: tuple[str, ...],
-        dialect: Dialect[Request, Response],
+        dialect: Dialect,
         hello: pb.Hello,
         *,
         refusal: Callable[[pb.Welcome], str | None],
@@ -159,16 +168,16 @@ class WorkerPool(Generic[Request, Response]):
         self._workers = [WorkerRecord(address, dialect, hello, self) for address in addresses]
         self._picks = count(1)
 
-    def __iter__(self) -> Iterator[WorkerRecord[Request, Response]]:
+    def __iter__(self) -> Iterator[WorkerRecord]:
         return iter(self._workers)
 
     def views(self) -> list[WorkerView]:
         return [worker.view() for worker in self._workers]
 
-    def get(self, worker_id: str) -> WorkerRecord[Request, Response] | None:
+    def get(self, worker_id: str) -> WorkerRecord | None:
         return next((worker for worker in self._workers if worker.worker_id == worker_id), None)
 
-    def take(self, worker_id: str) -> WorkerRecord[Request, Response]:
+    def take(self, worker_id: str) -> WorkerRecord:
         """The worker that the router picked, noted as picked last."""
         worker = self.get(worker_id)
         assert worker is not None, worker_id

@@ -1,4 +1,5 @@
-"""What a transfer's state machine wants done. Endpoints do it, in order; the machines do nothing themselves."""
+"""What a transfer's state machine wants done. Endpoints do it, in order; the machines do nothing
+themselves."""
 
 from dataclasses import dataclass
 from typing import Generic, TypeAlias, TypeVar
@@ -6,8 +7,7 @@ from typing import Generic, TypeAlias, TypeVar
 from kvtransfer.events import SourceEvent, TargetEvent
 from kvtransfer.wire import Message
 
-E = TypeVar("E", covariant=True)
-
+E_co = TypeVar("E_co", covariant=True)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -21,7 +21,8 @@ class Send:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Drop:
-    """Whatever of this transfer's blocks has not left yet must not be sent; report each as read."""
+    """Whatever of this transfer's blocks has not left yet must not be sent; report each with `read_done`.
+    Comes after all that must be said or told first, since the last read closes the transfer."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -45,11 +46,11 @@ class Count:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Emit(Generic[E]):
+class Emit(Generic[E_co]):
     """Tell the owner."""
 
-    event: E
+    event: E_co
 
 
-SourceAction: TypeAlias = Send | Drop | Cut | Count | Emit[SourceEvent]
+SourceAction: TypeAlias = Send | Drop | Cut | Emit[SourceEvent]
 TargetAction: TypeAlias = Send | Place | Count | Emit[TargetEvent]

@@ -1,8 +1,7 @@
 """What an endpoint tells its owner.
 
-Each ticket ends with exactly one Closed, and it comes last. Failed says what others did: after the owner's own
-cancel, withdraw or close there is only Closed.
-"""
+Each ticket ends with exactly one Closed, and it comes last. Failed says what others did: after the owner's
+own cancel, withdraw or close there is only Closed."""
 
 from dataclasses import dataclass
 from typing import TypeAlias
@@ -47,7 +46,8 @@ class Failed:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Closed:
-    """Source: nobody will read the pushed blocks any more. Target: nobody will write into the bound blocks."""
+    """Source: nobody will read the pushed blocks any more. Target: nobody will write into the bound
+    blocks."""
 
     ticket_id: bytes
 

@@ -1,32 +1,48 @@
 """What two ends must agree on before any block travels, and in what they differ."""
 
 from collections.abc import Mapping
+from dataclasses import dataclass
 
 from kvtransfer.errors import HandshakeRefused
 from kvtransfer.identity import Identity
-from kvtransfer.wire import WIRE_VERSION, Hello
+from kvtransfer.wire import WIRE_VERSION, Envelope, Hello
 
 WIRE_VERSION_FIELD = "wire_version"
 
 
-def hello(layout: Mapping[str, str], fingerprint: bytes, source: Identity, target: Identity) -> Hello:
-    """The greeting of a source that means `target`. layout: name to value, as `KVLayout.fields`."""
-    agreed = {**layout, WIRE_VERSION_FIELD: str(WIRE_VERSION)}
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BlockShape:
+    """layout: name to value, what the handshake compares. fingerprint: 32 bytes over it. block_bytes: of
+    one block."""
+
+    layout: Mapping[str, str]
+    fingerprint: bytes
+    block_bytes: int
+
+
+def hello(shape: BlockShape, source: Identity, target: Identity) -> Hello:
+    """The greeting of a source that means `target`."""
+    agreed = {**shape.layout, WIRE_VERSION_FIELD: str(WIRE_VERSION)}
     return Hello(
         layout=tuple(sorted(agreed.items())),
-        fingerprint=fingerprint,
+        fingerprint=shape.fingerprint,
         source_id=source.worker_id,
         target_id=target.worker_id,
     )
 
 
-def require_agreement(ours: Hello, theirs: Hello) -> None:
-    """Raises HandshakeRefused with the names of all that differ. ours: what the target would have said."""
+def require_agreement(envelope: Envelope, theirs: Hello, shape: BlockShape, target: Identity) -> Identity:
+    """The source that greets `target`. Raises HandshakeRefused with the names of all that differ."""
+    source = Identity(worker_id=theirs.source_id, epoch=envelope.source_epoch)
+    ours = hello(shape, source, target)
     mine, yours = dict(ours.layout), dict(theirs.layout)
     differing = sorted(name for name in mine.keys() | yours.keys() if mine.get(name) != yours.get(name))
-    if ours.target_id != theirs.target_id:
-        differing.append("target_id")
-    if ours.fingerprint != theirs.fingerprint and not differing:
+    if theirs.fingerprint != ours.fingerprint and not differing:
         differing.append("fingerprint")
+    if theirs.target_id != ours.target_id:
+        differing.append("target_id")
+    if envelope.target_epoch != target.epoch:
+        differing.append("target_epoch")
     if differing:
         raise HandshakeRefused(tuple(differing))
+    return source

@@ -1,9 +1,8 @@
 """One transfer as its target sees it: a state machine without I/O.
 
-Owns which blocks are verified, how much the source may send, and when nobody writes into the bound blocks any
-more. The target endpoint feeds it and does what it returns; time is an argument, in seconds of one monotonic clock.
-Never copies a byte itself, and never lets one be placed that was not verified.
-"""
+Owns which blocks are verified, how much the source may send, and when nobody writes into the bound blocks
+any more. The target endpoint feeds it and does what it returns; time is an argument, in seconds of one
+monotonic clock. Never copies a byte itself, and never lets one be placed that was not verified."""
 
 from collections.abc import Iterable, Mapping
 from enum import Enum, auto
@@ -69,13 +68,13 @@ TRANSITIONS: Mapping[tuple[State, Event], State] = {
 }
 """What may happen to an incoming transfer; everything else raises IllegalTransition and changes nothing.
 
-VERIFIED outlives the source: all is here, so the owner's commit or withdrawal alone decides. LOSE: the source is
-gone. REFUSE: what came, or did not come, is not acceptable."""
+VERIFIED outlives the source: all is here, so the owner's commit or withdrawal alone decides. LOSE: the
+source is gone. REFUSE: what came, or did not come, is not acceptable."""
 
 
 class IncomingTransfer:
-    """block_bytes: bytes of one block. window_bytes: block bytes that may be on their way at once, at least one
-    block. Every method that may act returns its actions, to be done in order."""
+    """block_bytes: bytes of one block. window_bytes: block bytes that may be on their way at once, at least
+    one block. Every method that may act returns its actions, to be done in order."""
 
     def __init__(self, ticket: Ticket, block_bytes: int, window_bytes: int) -> None:
         self.ticket = ticket
@@ -195,7 +194,8 @@ class IncomingTransfer:
         self._state = next_state(TRANSITIONS, self._state, event)
 
     def _allowed_bytes(self) -> int:
-        """All that may have been sent: what was taken in, a window more, and one more time what is asked again."""
+        """All that may have been sent: what was taken in, a window more, and one more time what is asked
+        again."""
         if self._state in (State.EXPECTED, State.OPENED):
             return 0
         blocks = len(self.ticket.blocks_to_send()) * self._block_bytes

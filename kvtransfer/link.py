@@ -1,9 +1,8 @@
 """A source's connection to one target process: dials the best endpoint that answers, greets, sends in order.
 
 Owns the choice of the endpoint, the greeting, and the messages that have not left yet. Driven by the source
-endpoint on its I/O thread; time is an argument. Never looks into a transfer, and never comes back once it failed:
-the next transfer gets a new link.
-"""
+endpoint on its I/O thread; time is an argument. Never looks into a transfer, and never comes back once it
+failed: the next transfer gets a new link."""
 
 from collections import deque
 from collections.abc import Callable
@@ -86,20 +85,20 @@ class Link:
     def send(
         self, ticket_id: bytes, header: bytes, payload: memoryview | None, on_read: Callable[[], None] | None
     ) -> None:
-        """Queue a message; it leaves with a later `turn`. On a dead link it is dropped, a payload stays queued
-        until `drop`."""
+        """Queue a message; it leaves with a later `flush`. On a dead link it is dropped, but a payload
+        stays queued until `drop`, so that every read is accounted for."""
         if self._phase is not Phase.DEAD or payload is not None:
             self._outbox.append(_Parcel(ticket_id, header, payload, on_read))
 
     def drop(self, ticket_id: bytes) -> int:
-        """Forget what this transfer has not sent. Returns how many payloads that were."""
-        mine = [parcel for parcel in self._outbox if parcel.ticket_id == ticket_id]
-        if mine:
-            self._outbox = deque(parcel for parcel in self._outbox if parcel.ticket_id != ticket_id)
-        return sum(parcel.payload is not None for parcel in mine)
+        """Forget the blocks that this transfer has not sent. Returns how many."""
+        kept = deque(each for each in self._outbox if each.payload is None or each.ticket_id != ticket_id)
+        dropped = len(self._outbox) - len(kept)
+        self._outbox = kept
+        return dropped
 
-    def turn(self, now: float) -> list[wire.Envelope]:
-        """Go on dialling, greeting and sending; returns what arrived for transfers."""
+    def receive(self, now: float) -> list[wire.Envelope]:
+        """Go on dialling and greeting; returns what arrived for transfers."""
         arrived: list[wire.Envelope] = []
         while self._connection is not None and (header := self._connection.receive()) is not None:
             envelope = self._read(header, now)
@@ -108,8 +107,17 @@ class Link:
             elif envelope is not None:
                 self._greeted(envelope, now)
         self._watch(now)
-        self._flush()
         return arrived
+
+    def flush(self) -> None:
+        """Send what the connection takes."""
+        if self._phase is not Phase.READY or self._connection is None:
+            return
+        while self._outbox:
+            parcel = self._outbox[0]
+            if not self._connection.send(parcel.header, parcel.payload, parcel.on_read):
+                return
+            self._outbox.popleft()
 
     def fail(self, failure: Failure) -> None:
         """Give the connection up. Idempotent."""
@@ -189,15 +197,6 @@ class Link:
         if self._phase is Phase.GREETING:
             self._failure = Failure(reason=Reason.HANDSHAKE_REFUSED, detail=", ".join(fields))
             self._dial_next(now)
-
-    def _flush(self) -> None:
-        if self._phase is not Phase.READY or self._connection is None:
-            return
-        while self._outbox:
-            parcel = self._outbox[0]
-            if not self._connection.send(parcel.header, parcel.payload, parcel.on_read):
-                return
-            self._outbox.popleft()
 
     def _hang_up(self) -> None:
         if self._connection is not None:

@@ -1,8 +1,8 @@
 """A transport inside one process, with a script for what goes wrong on the way. For tests and simulation.
 
-Deterministic: what arrives, and in which order, follows from the order of calls and the script alone. Like a
-zero-copy transport it reads a payload only when it is delivered, so that a block freed too early shows as wrong bytes.
-"""
+Deterministic: what arrives, and in which order, follows from the order of calls and the script alone. Like
+a zero-copy transport it reads a payload only when it is delivered, so that a block freed too early shows as
+wrong bytes."""
 
 import threading
 from collections import deque
@@ -18,8 +18,8 @@ from kvtransfer.transport import Arrival, Delivery, LinkStatus, PeerGone
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Packet:
-    """One message under way. number: from 0, over the whole network. delay: how many later messages of the same
-    direction may overtake it."""
+    """One message under way. number: from 0, over the whole network. delay: how many later messages of the
+    same direction may overtake it."""
 
     number: int
     to_target: bool
@@ -29,7 +29,8 @@ class Packet:
 
 
 Script: TypeAlias = Callable[[Packet], Sequence[Packet]]
-"""What becomes of a sent message: () drops it, two packets duplicate it, a replaced one is damaged or late."""
+"""What becomes of a sent message: () drops it, two packets duplicate it, a replaced one is damaged or
+late."""
 
 
 def deliver(packet: Packet) -> Sequence[Packet]:

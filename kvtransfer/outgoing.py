@@ -1,9 +1,8 @@
 """One transfer as its source sees it: a state machine without I/O.
 
-Owns what was pushed, what may be sent within the target's grant, and when nobody reads the blocks any more. The
-source endpoint feeds it and does what it returns; time is an argument, in seconds of one monotonic clock. Never
-touches a block's bytes and never waits.
-"""
+Owns what was pushed, what may be sent within the target's grant, and when nobody reads the blocks any more.
+The source endpoint feeds it and does what it returns; time is an argument, in seconds of one monotonic
+clock. Never touches a block's bytes and never waits."""
 
 from collections import deque
 from collections.abc import Mapping, Sequence
@@ -66,8 +65,9 @@ TRANSITIONS: Mapping[tuple[State, Event], State] = {
     (State.COMMITTED, Event.DRAIN): State.CLOSED,
     (State.ENDED, Event.DRAIN): State.CLOSED,
 }
-"""What may happen to an outgoing transfer. SEAL: the manifest goes out. LOSE: the target, the lease or the link is
-gone. DRAIN: the last byte was read. Everything else raises IllegalTransition and changes nothing."""
+"""What may happen to an outgoing transfer. SEAL: the manifest goes out. LOSE: the target, the lease or the
+link is gone. DRAIN: the last byte was read. Everything else raises IllegalTransition and changes
+nothing."""
 
 
 class OutgoingTransfer:
@@ -112,7 +112,9 @@ class OutgoingTransfer:
 
     def finish(self, first_token: int, now: float) -> list[SourceAction]:
         """Everything was pushed; first_token is the token after the run."""
-        assert len(self._digests) == len(self.ticket.blocks_to_send()), "finished before all blocks were pushed"
+        assert len(self._digests) == len(self.ticket.blocks_to_send()), (
+            "finished before all blocks were pushed"
+        )
         self._advance(Event.FINISH)
         self._first_token = first_token
         return self._pump(now)
@@ -126,7 +128,8 @@ class OutgoingTransfer:
         return self._pump(now)
 
     def resend(self, indices: Sequence[int], now: float) -> list[SourceAction]:
-        """Send blocks once more; a second wish for the same block is a repeated message and changes nothing."""
+        """Send blocks once more; a second wish for the same block is a repeated message and changes
+        nothing."""
         self._advance(Event.RESEND)
         self._heard = now
         for index in indices:
@@ -218,12 +221,10 @@ class OutgoingTransfer:
     def _end(self, now: float, *last_words: SourceAction) -> list[SourceAction]:
         self._ended = now
         self._unsent.clear()
-        return [Drop(), *last_words, *self._drain()]
+        return [*last_words, Drop(), *self._drain()]
 
     def _drain(self) -> list[SourceAction]:
         if self._reads:
             return []
         self._advance(Event.DRAIN)
         return [Emit(event=events.Closed(ticket_id=self.ticket.ticket_id))]
-
-

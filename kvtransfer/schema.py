@@ -59,7 +59,7 @@ def member(kind: type[E]) -> Check:
     """The number of a member of an enum."""
 
     def check(value: object) -> E:
-        if type(value) not in (int, kind):
+        if not isinstance(value, int) or type(value) not in (int, kind):
             raise WireError(f"not a {kind.__name__}")
         try:
             return kind(value)

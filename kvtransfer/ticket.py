@@ -48,9 +48,9 @@ _SCHEMA = schema.record(
 class Ticket:
     """ticket_id: 16 random bytes, not all zero. request_id: 1 to 256 bytes. layout_fingerprint: 32 bytes.
 
-    num_tokens: tokens whose KV is handed over. num_blocks: all blocks of that token run. first_block: the first
-    that is sent, in [0, num_blocks]; the target holds those before it. lease_ms: how long either end waits for a
-    sign of life from the other, in [1, 3,600,000].
+    num_tokens: tokens whose KV is handed over. num_blocks: all blocks of that token run. first_block: the
+    first that is sent, in [0, num_blocks]; the target holds those before it. lease_ms: how long either end
+    waits for a sign of life from the other, in [1, 3,600,000].
 
     Raises WireError for a value outside its limits.
     """

@@ -1,8 +1,7 @@
 """A way to move messages between two processes: what the endpoints need of it.
 
-A transport knows frames and blocks of bytes, not tickets. Each side is used by one thread, except `wake`. Nothing
-here waits but `wait`. Delivery is not promised: what matters is asked for again.
-"""
+A transport knows frames and blocks of bytes, not tickets. Each side is used by one thread, except `wake`.
+Nothing here waits but `wait`. Delivery is not promised: what matters is asked for again."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -54,8 +53,8 @@ class Connection(Protocol):
     def send(self, header: bytes, payload: memoryview | None, on_read: Callable[[], None] | None) -> bool:
         """Queue one message; False where it cannot be queued now.
 
-        on_read is called once, in the transport's `wait`, when the payload's memory is no longer read: sent, or
-        dropped. That says nothing about whether it arrived.
+        on_read is called once, in the transport's `wait`, when the payload's memory is no longer read:
+        sent, or dropped. That says nothing about whether it arrived.
         """
         ...
 
@@ -74,8 +73,8 @@ class SourceTransport(Protocol):
         ...
 
     def wait(self, timeout_s: float) -> None:
-        """Return when something may have arrived, can be sent again, or was woken; at the latest after timeout_s.
-        Calls what `send` was given as on_read."""
+        """Return when something may have arrived, can be sent again, or was woken; at the latest after
+        timeout_s. Calls what `send` was given as on_read."""
         ...
 
     def wake(self) -> None:
@@ -83,7 +82,8 @@ class SourceTransport(Protocol):
         ...
 
     def close(self) -> None:
-        """Close every connection. When it returns, nothing reads any payload and nothing is called any more."""
+        """Close every connection. When it returns, nothing reads any payload and nothing is called any
+        more."""
         ...
 
 

@@ -3,9 +3,8 @@
 Owns the message types and their limits; the state machines speak in these messages, the endpoints encode and
 decode them. Reads no shape, dtype or size from a message: the handshake fixes them.
 
-A message is one msgpack array [version, type, source_epoch, target_epoch, attempt, ticket_id, *fields]. The raw
-bytes of a block travel beside it, as a frame of their own, and are not seen here.
-"""
+A message is one msgpack array [version, type, source_epoch, target_epoch, attempt, ticket_id, *fields]. The
+raw bytes of a block travel beside it, as a frame of their own, and are not seen here."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, fields
@@ -16,7 +15,7 @@ from kvtransfer.digest import DIGEST_BYTES
 from kvtransfer.errors import Reason, UnknownVersion, WireError
 from kvtransfer.identity import EPOCH, WORKER_ID
 from kvtransfer.schema import U32_MAX, Check
-from kvtransfer.ticket import ATTEMPT, FINGERPRINT_BYTES, SEALED_BYTES_MAX, TICKET_ID, TICKET_ID_BYTES
+from kvtransfer.ticket import ATTEMPT, FINGERPRINT_BYTES, SEALED_BYTES_MAX, TICKET_ID, TICKET_ID_BYTES, Ticket
 
 WIRE_VERSION = 1
 HEADER_BYTES_MAX = 64 * 1024
@@ -50,7 +49,8 @@ class HelloRefused:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Open:
-    """Source: a ticket is presented. Repeated as a sign of life; answered with Grant, Committed or Refused."""
+    """Source: a ticket is presented. Repeated as a sign of life; answered with Grant, Committed or
+    Refused."""
 
     sealed: bytes
 
@@ -132,6 +132,17 @@ class Envelope:
     attempt: int
     ticket_id: bytes
     message: Message
+
+
+def for_ticket(ticket: Ticket, message: Message) -> Envelope:
+    """The message, fenced as this ticket wants it."""
+    return Envelope(
+        source_epoch=ticket.source_epoch,
+        target_epoch=ticket.target_epoch,
+        attempt=ticket.attempt,
+        ticket_id=ticket.ticket_id,
+        message=message,
+    )
 
 
 def encode(envelope: Envelope) -> bytes:

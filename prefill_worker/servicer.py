@@ -21,7 +21,7 @@ class PrefillServicer(PrefillServiceServicer):
 
     def __init__(
         self,
-        rim: WorkerRim[Request, Response],
+        rim: WorkerRim,
         host: Host,
         worker: PrefillWorker,
         limits: OrderLimits,
@@ -33,10 +33,10 @@ class PrefillServicer(PrefillServiceServicer):
         self._limits = limits
         self._desk = desk
 
-    def Attach(  # noqa: N802 (the name is gRPC's)
+    async def Attach(  # noqa: N802 (the name is gRPC's)
         self, request_iterator: AsyncIterator[Request], context: grpc.aio.ServicerContext[Request, Response]
-    ) -> AsyncIterator[Response]:
-        return self._rim.attach(request_iterator, context, self._host, self._submission)
+    ) -> None:
+        await self._rim.attach(request_iterator, context, self._host, self._submission)
 
     def _submission(self, gateway: str, request: Request) -> Action:
         submit = request.submit

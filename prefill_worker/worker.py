@@ -11,6 +11,7 @@ from engine.cache.block_pool import Ledger
 from engine.cache.kv_cache import KVCache
 from engine.core import EngineCore, Output, Progress, StepResult
 from engine.sequence import EndReason, SamplingParams, Sequence, SequenceId, StopRules
+from kvtransfer.errors import Overloaded, TicketRefused
 from kvtransfer.events import Closed, Committed, Failed, SourceEvent
 from kvtransfer.source_endpoint import TransferSource
 from kvtransfer.ticket import Ticket
@@ -74,15 +75,12 @@ class PrefillWorker:
             detail = f"{self._queue_requests_max} requests are queued"
             self._tell(gateway, EndedReport(key=order.key, cause=EndCause.EXHAUSTED, detail=detail))
             return
-        sequence = _sequence(order, self._clock())
-        attempt = Attempt(gateway=gateway, order=order, hand_off=hand_off, sequence=sequence)
-        self._attempts[order.key] = attempt
-        if hand_off is not None:
-            attempt.pushed = hand_off.ticket.first_block
-            self._by_ticket[hand_off.ticket.ticket_id] = attempt
-            self._holds.open(hand_off.ticket.ticket_id, order.key.request_id)
-            self._source.open(hand_off.sealed, hand_off.ticket, hand_off.endpoints)
-        self._core.submit(sequence)
+        try:
+            self._start(gateway, order, hand_off)
+        except TicketRefused as error:
+            self._tell(gateway, EndedReport(key=order.key, cause=EndCause.TICKET_REFUSED, detail=str(error)))
+        except Overloaded as error:
+            self._tell(gateway, EndedReport(key=order.key, cause=EndCause.EXHAUSTED, detail=str(error)))
 
     def cancel(self, gateway: str, key: AttemptKey) -> None:
         """Stop an attempt and acknowledge it. Unknown and ended attempts are acknowledged too."""
@@ -126,13 +124,26 @@ class PrefillWorker:
         view = self._core.view()
         return WorkerLoad(
             step=step,
-            running_sequences=len(view.running),
+            running_sequences=len(self._attempts) - len(view.waiting),
             waiting_sequences=len(view.waiting),
             waiting_tokens=sum(one.uncomputed for one in (*view.waiting, *view.running)),
             free_blocks=view.available_blocks,
             total_blocks=self._core.pool.total,
             finished_sequences=self._finished_sequences,
         )
+
+    def _start(self, gateway: str, order: SequenceOrder, hand_off: HandOff | None) -> None:
+        """Raises TicketRefused or Overloaded, and then nothing has begun."""
+        sequence = _sequence(order, self._clock())
+        attempt = Attempt(gateway=gateway, order=order, hand_off=hand_off, sequence=sequence)
+        if hand_off is not None:
+            ticket = hand_off.ticket
+            self._source.open(hand_off.sealed, ticket, hand_off.endpoints)
+            attempt.pushed = ticket.first_block
+            self._by_ticket[ticket.ticket_id] = attempt
+            self._holds.open(ticket.ticket_id, order.key.request_id)
+        self._attempts[order.key] = attempt
+        self._core.submit(sequence)
 
     def _push_full(self, progress: Progress) -> None:
         """Push the blocks that the last step filled; the transport reads them where they are."""

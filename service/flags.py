@@ -128,11 +128,7 @@ def _read_argv(
     parser.add_argument("--config", metavar="FILE", help="settings, as TOML or YAML")
     for flag in flags:
         _add(parser, flag)
-    try:
-        parsed, unknown = parser.parse_known_args(list(argv))
-    except ConfigError as error:
-        mistakes.extend(error.lines)
-        return {}, None
+    parsed, unknown = parser.parse_known_args(list(argv))
     mistakes.extend(_unknown_arguments(flags, unknown))
     given = vars(parsed)
     config_path = given.pop("config", None)

@@ -7,8 +7,7 @@ judge: the process tells it.
 from collections.abc import Sequence
 
 import grpc
-from grpc_health.v1 import health_pb2, health_pb2_grpc
-from grpc_health.v1._async import HealthServicer
+from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 
 READINESS = "readiness"
 
@@ -21,7 +20,7 @@ class Health:
 
     def __init__(self, services: Sequence[str]) -> None:
         self._names = (READINESS, *services)
-        self._servicer = HealthServicer()
+        self._servicer = health.aio.HealthServicer()
 
     async def register(self, server: grpc.aio.Server) -> None:
         health_pb2_grpc.add_HealthServicer_to_server(self._servicer, server)

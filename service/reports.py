@@ -4,10 +4,10 @@ Workers make reports on their step thread; `encode` packs those of one step into
 all tokens in one. The gateway gets the same reports back from `decode`. Knows no engine.
 """
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from enum import Enum
-from typing import TypeAlias, TypeVar
+from typing import TypeAlias
 
 from crossdock.worker.v1 import worker_pb2 as pb
 from service.load import WorkerLoad
@@ -78,10 +78,10 @@ class HandedOverReport:
 
 
 Report: TypeAlias = TokenReport | EndedReport | ReservedReport | AdoptedReport | HandedOverReport
-Response = TypeVar("Response", pb.PrefillServiceAttachResponse, pb.DecodeServiceAttachResponse)
+Response: TypeAlias = pb.PrefillServiceAttachResponse | pb.DecodeServiceAttachResponse
 
 
-def encode(reports: Iterable[Report], step: int, response: type[Response]) -> list[Response]:
+def encode(reports: Iterable[Report], step: int, response: Callable[..., Response]) -> list[Response]:
     """The reports of one step for one gateway, tokens first."""
     outputs = pb.StepOutputs(step=step)
     others: list[Response] = []
@@ -93,7 +93,7 @@ def encode(reports: Iterable[Report], step: int, response: type[Response]) -> li
     return [response(outputs=outputs), *others] if outputs.outputs else others
 
 
-def decode(message: pb.PrefillServiceAttachResponse | pb.DecodeServiceAttachResponse) -> list[Report]:
+def decode(message: Response) -> list[Report]:
     """The reports in a message; empty for messages that are about the worker as a whole."""
     match message.WhichOneof("message"):
         case "outputs":

@@ -8,7 +8,7 @@ import asyncio
 import ipaddress
 import signal
 import socket
-from collections.abc import Awaitable, Callable, Coroutine, Iterator, Sequence
+from collections.abc import Callable, Coroutine, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any, TypeVar
 
@@ -19,9 +19,10 @@ from service.health import Health
 from service.startup import StartupError
 
 MESSAGE_BYTES_MAX = 16 << 20
-_HURRIED_CLEANUP_S = 2.0
+_CLEANUP_S = 10.0
+_HURRIED_S = 2.0
 
-Cleanup = Callable[[], Awaitable[None]]
+Cleanup = Callable[[], Coroutine[Any, Any, None]]
 T = TypeVar("T")
 
 
@@ -95,25 +96,27 @@ async def run_until_signal(
     health: Health,
     *,
     grace_s: float,
+    before_stop: Cleanup | None = None,
     cleanups: Sequence[Cleanup] = (),
     ended: asyncio.Event | None = None,
 ) -> None:
-    """Waits for SIGTERM, SIGINT or `ended`, then: NOT_SERVING, no new calls, up to grace_s for running ones,
-    and the cleanups in order. A second signal cuts what runs and gives the cleanups 2 s."""
+    """Waits for SIGTERM, SIGINT or `ended`; then NOT_SERVING, before_stop, no new calls, the end of running
+    ones (grace_s for all of these together), and the cleanups in order. A second signal cuts what runs.
+
+    before_stop: ends what would otherwise keep calls running for ever; it is cancelled when the time is over.
+    """
+    clock = asyncio.get_running_loop().time
     with _signals() as (first, second):
         await _first_of(first, ended)
         await health.shut_down()
-        stopping = asyncio.ensure_future(server.stop(grace_s))
-        await asyncio.wait(
-            {stopping, hurry := asyncio.ensure_future(second.wait())}, return_when=asyncio.FIRST_COMPLETED
-        )
-        if not stopping.done():
-            await server.stop(None)
-        await stopping
-        tidying = asyncio.ensure_future(_run_all(cleanups))
-        await asyncio.wait({tidying, hurry}, return_when=asyncio.FIRST_COMPLETED)
-        hurry.cancel()
-        await asyncio.wait_for(tidying, _HURRIED_CLEANUP_S if second.is_set() else None)
+        deadline = clock() + grace_s
+        if before_stop is not None:
+            await _until(before_stop(), second, grace_s)
+        left = max(0.0, deadline - clock())
+        await _until(server.stop(left), second, left + _CLEANUP_S)
+        await server.stop(None)
+        for cleanup in cleanups:
+            await _until(cleanup(), asyncio.Event(), _HURRIED_S if second.is_set() else _CLEANUP_S)
 
 
 def run(main: Coroutine[Any, Any, T]) -> T:
@@ -159,6 +162,13 @@ async def _first_of(*events: asyncio.Event | None) -> None:
             wait.cancel()
 
 
-async def _run_all(cleanups: Sequence[Cleanup]) -> None:
-    for cleanup in cleanups:
-        await cleanup()
+async def _until(work: Coroutine[Any, Any, object], hurry: asyncio.Event, seconds: float) -> None:
+    """Runs the work until it is done, or there is hurry, or its time is over; then it is cancelled."""
+    task, hurried = asyncio.ensure_future(work), asyncio.ensure_future(hurry.wait())
+    await asyncio.wait({task, hurried}, timeout=seconds, return_when=asyncio.FIRST_COMPLETED)
+    hurried.cancel()
+    if task.done():
+        task.result()
+    else:
+        task.cancel()
+        await asyncio.wait({task}, timeout=_HURRIED_S)

@@ -8,7 +8,7 @@ metadata `grpc-retry-pushback-ms` (gRFC A6) steers gRPC's own retries.
 """
 
 from dataclasses import dataclass
-from typing import NoReturn
+from typing import Any, NoReturn
 
 import grpc
 from google.protobuf import any_pb2, duration_pb2, message
@@ -102,7 +102,7 @@ class Status(grpc.Status):
     trailing_metadata: tuple[tuple[str, str | bytes], ...]
 
 
-async def abort(context: grpc.aio.ServicerContext[object, object], error: ServiceError) -> NoReturn:
+async def abort(context: grpc.aio.ServicerContext[Any, Any], error: ServiceError) -> NoReturn:
     """Ends the RPC with the error's status; trailing metadata set before is kept. Always raises."""
     status = to_status(error)
     kept = tuple(context.trailing_metadata() or ())

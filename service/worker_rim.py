@@ -9,7 +9,7 @@ from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
-from typing import Generic, Protocol, TypeVar
+from typing import Any, Protocol, TypeAlias
 
 import grpc
 
@@ -18,15 +18,14 @@ from service.audit import LedgerFields, to_audit_report
 from service.load import WorkerLoad
 from service.orders import AttemptKey
 from service.outbox import Outbox
-from service.reports import EndCause, EndedReport, Report, encode, to_load_report
+from service.reports import EndCause, EndedReport, Report, Response, encode, to_load_report
 
 PROTOCOL_VERSION = 1
 OUTBOX_MESSAGES_MAX = 4096
 LOAD_INTERVAL_S = 0.05
 LOAD_INTERVALS_MAX = 20
 
-Request = TypeVar("Request", pb.PrefillServiceAttachRequest, pb.DecodeServiceAttachRequest)
-Response = TypeVar("Response", pb.PrefillServiceAttachResponse, pb.DecodeServiceAttachResponse)
+Request: TypeAlias = pb.PrefillServiceAttachRequest | pb.DecodeServiceAttachRequest
 Action = Callable[[], None]
 
 
@@ -50,14 +49,15 @@ class Host:
     refusals: Mapping[type[Exception], EndCause]
 
 
-class WorkerRim(Generic[Request, Response]):
+class WorkerRim:
     """response: the message class of this role's stream. loop: where the rim lives."""
 
-    def __init__(self, response: type[Response], loop: asyncio.AbstractEventLoop) -> None:
+    def __init__(self, response: Callable[..., Response], loop: asyncio.AbstractEventLoop) -> None:
         self._response = response
         self._loop = loop
         self._sessions: dict[str, Outbox[Response]] = {}
         self._pending: list[tuple[str, Report]] = []
+        self._moved = asyncio.Event()
         self.load = WorkerLoad()
         self.draining = False
 
@@ -73,11 +73,11 @@ class WorkerRim(Generic[Request, Response]):
 
     async def attach(
         self,
-        requests: AsyncIterator[Request],
-        context: grpc.aio.ServicerContext[Request, Response],
+        requests: AsyncIterator[Any],
+        context: grpc.aio.ServicerContext[Any, Any],
         host: Host,
-        submission: Callable[[str, Request], Action],
-    ) -> AsyncIterator[Response]:
+        submission: Callable[[str, Any], Action],
+    ) -> None:
         """Run one Attach stream. submission: turns what only this role understands into an action."""
         gateway = await _greet(requests, context)
         outbox = self._open(gateway, host.welcome)
@@ -92,7 +92,7 @@ class WorkerRim(Generic[Request, Response]):
         reader = asyncio.create_task(read())
         try:
             async for message in outbox.drain():
-                yield message
+                await context.write(message)
         finally:
             reader.cancel()
             await asyncio.gather(reader, return_exceptions=True)
@@ -112,6 +112,15 @@ class WorkerRim(Generic[Request, Response]):
                 for gateway in tuple(self._sessions):
                     self._send(gateway, self._load_message())
 
+    async def drain(self) -> None:
+        """Take nothing new, wait until what is here is finished, then end every session. Event loop."""
+        self.draining = True
+        while self.load.running_sequences or self.load.waiting_sequences:
+            self._moved.clear()
+            await self._moved.wait()
+        for outbox in self._sessions.values():
+            outbox.close()
+
     def _open(self, gateway: str, welcome: pb.Welcome) -> Outbox[Response]:
         """Begin a gateway's session. An older one of the same gateway was cut, and ends here at the latest."""
         if gateway in self._sessions:
@@ -123,7 +132,7 @@ class WorkerRim(Generic[Request, Response]):
         return outbox
 
     def _take(
-        self, gateway: str, request: Request, host: Host, submission: Callable[[str, Request], Action]
+        self, gateway: str, request: Request, host: Host, submission: Callable[[str, Any], Action]
     ) -> None:
         match request.WhichOneof("message"):
             case "cancel":
@@ -136,11 +145,13 @@ class WorkerRim(Generic[Request, Response]):
                 self._submit(gateway, request, host, submission)
 
     def _submit(
-        self, gateway: str, request: Request, host: Host, submission: Callable[[str, Request], Action]
+        self, gateway: str, request: Request, host: Host, submission: Callable[[str, Any], Action]
     ) -> None:
         """Pass a submission on to the step thread, or refuse it here."""
-        prompt = isinstance(request, pb.PrefillServiceAttachRequest)
-        key = _key(request.submit.sequence if prompt else request.reserve.sequence)
+        if isinstance(request, pb.PrefillServiceAttachRequest):
+            key = _key(request.submit.sequence)
+        else:
+            key = _key(request.reserve.sequence)
         if self.draining:
             return self._refuse(gateway, key, EndCause.DRAINING, "this worker takes no new work")
         try:
@@ -160,6 +171,7 @@ class WorkerRim(Generic[Request, Response]):
 
     def _deliver(self, pending: list[tuple[str, Report]], load: WorkerLoad) -> None:
         self.load = load
+        self._moved.set()
         by_gateway: dict[str, list[Report]] = {}
         for gateway, report in pending:
             by_gateway.setdefault(gateway, []).append(report)
@@ -176,11 +188,9 @@ class WorkerRim(Generic[Request, Response]):
         return self._response(load=to_load_report(self.load, draining=self.draining))
 
 
-async def _greet(
-    requests: AsyncIterator[Request], context: grpc.aio.ServicerContext[Request, Response]
-) -> str:
+async def _greet(requests: AsyncIterator[Any], context: grpc.aio.ServicerContext[Any, Any]) -> str:
     """Read the first message; the name of the gateway's process."""
-    first = await anext(requests, None)
+    first: Request | None = await anext(requests, None)
     if first is None or first.WhichOneof("message") != "hello":
         await context.abort(grpc.StatusCode.INVALID_ARGUMENT, "the first message must be hello")
     hello = first.hello

@@ -28,7 +28,7 @@ class ReferenceBackend:
 
     Whatever sums over more than one element takes one row at a time, in tensors whose shapes depend on the
     row's position alone and which start on a fresh allocation. So a row does not depend on the batch or on
-    the chunking. torch does not promise the same result for another number of torch threads: keep it constant.
+    the chunking. torch does not promise the same result for another number of torch threads: keep it.
     """
 
     name = "reference"

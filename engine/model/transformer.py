@@ -42,7 +42,7 @@ class Transformer:
         self.max_model_len = max_model_len
         packer = _Packer(weights, backend)
         embedding = packer.read(EMBEDDING)
-        self._embedding = embedding.to(backend.dtype)
+        self._embedding = embedding.to(backend.dtype, copy=True)
         self._layers = tuple(_pack_layer(packer, config, layer) for layer in range(config.layers))
         self._final_norm = packer.norm(FINAL_NORM)
         head = embedding if config.tie_word_embeddings else packer.read(HEAD)
@@ -87,13 +87,16 @@ class Transformer:
         heads = qkv.view(qkv.shape[0], -1, config.head_dim)
         q, k, v = torch.split(heads, [config.heads, config.kv_heads, config.kv_heads], dim=1)
         if layer.q_norm is not None and layer.k_norm is not None:
-            q = self.backend.rms_norm(q.contiguous(), layer.q_norm, config.rms_norm_eps)
-            k = self.backend.rms_norm(k.contiguous(), layer.k_norm, config.rms_norm_eps)
-        return q.contiguous(), k.contiguous(), v.contiguous()
+            q = self.backend.rms_norm(q, layer.q_norm, config.rms_norm_eps)
+            k = self.backend.rms_norm(k, layer.k_norm, config.rms_norm_eps)
+        return q, k, v
 
 
 class _Packer:
-    """Reads checked tensors and packs them, several side by side where they share an input."""
+    """Reads checked tensors and packs them, several side by side where they share an input.
+
+    What `read` returns may lie in a mapped file, and is copied before it is kept.
+    """
 
     def __init__(self, weights: Weights, backend: Backend) -> None:
         self._weights = weights
@@ -106,7 +109,7 @@ class _Packer:
         return tensor
 
     def norm(self, name: str) -> torch.Tensor:
-        return self.read(name).float()
+        return self.read(name).to(torch.float32, copy=True)
 
     def linear(self, *names: str, bias: bool) -> PackedLinear:
         """One linear whose outputs are those of the named ones, in order."""

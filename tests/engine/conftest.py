@@ -1,6 +1,8 @@
-"""What the engine's tests share: backends, the default model's file, and a plain way to compute a sequence."""
+"""What the engine's tests share: backends, the default model's file, a plain way to compute a sequence."""
 
+import copy
 import importlib.util
+import platform
 from collections.abc import Callable
 from pathlib import Path
 
@@ -10,8 +12,13 @@ import torch
 from engine.batch import Batch, BatchItem
 from engine.cache.kv_cache import KVCache
 from engine.cache.layout import KVLayout
+from engine.errors import NoCompiler
 from engine.kernels.backend import Backend
+from engine.kernels.cpu.backend import CpuBackend
+from engine.kernels.cpu.build import build, default_cache_folder, default_commands, find_compiler, host_flags
+from engine.kernels.cpu.library import Library
 from engine.kernels.reference import ReferenceBackend
+from engine.kernels.select import choose_backend
 from engine.model.load import load_model
 from engine.model.transformer import Transformer
 from engine.runner import TransformerRunner
@@ -26,9 +33,30 @@ def default_model_path() -> Path:
     return Path(spec.origin).parent / "SmolLM2-135M-Instruct.Q4_1.gguf"
 
 
-@pytest.fixture(scope="session")
-def reference_backend() -> Backend:
-    return ReferenceBackend(torch.float32)
+@pytest.fixture(scope="session", params=["reference", "cpu"])
+def backend(request) -> Backend:
+    """Each float32 backend that this machine has."""
+    if request.param == "reference":
+        return ReferenceBackend(torch.float32)
+    chosen = choose_backend(torch.float32, threads=2)
+    if chosen.note is not None:
+        pytest.skip(chosen.note)
+    return chosen.backend
+
+
+@pytest.fixture(scope="session", params=["native", "portable", "reference"])
+def backend_of(request) -> Callable[[torch.dtype, int], Backend]:
+    """Makes backends of (dtype, threads): kernels for this processor, for an older one, and plain torch."""
+    if request.param == "reference":
+        return lambda dtype, threads: ReferenceBackend(dtype)
+    if request.param == "portable" and platform.machine() != "x86_64":
+        pytest.skip("there is no older target to build for")
+    target = host_flags() if request.param == "native" else ("-march=x86-64-v3",)
+    try:
+        library = Library(build(default_cache_folder(), find_compiler(default_commands()), target))
+    except NoCompiler as error:
+        pytest.skip(str(error))
+    return lambda dtype, threads: CpuBackend(dtype, threads, library)
 
 
 @pytest.fixture(scope="session")
@@ -51,11 +79,11 @@ def runner_of() -> Callable[[Transformer, int], TransformerRunner]:
 
 
 @pytest.fixture(scope="session")
-def logits_of(reference_backend, runner_of) -> Callable[[Path, list[int]], torch.Tensor]:
+def logits_of(backend, runner_of) -> Callable[[Path, list[int]], torch.Tensor]:
     """Logits [T, vocab] after each token of a sequence, computed one token at a time in scattered blocks."""
 
     def compute(path: Path, tokens: list[int]) -> torch.Tensor:
-        model = load_model(path, reference_backend, max_model_len=len(tokens))
+        model = load_model(path, backend, max_model_len=len(tokens))
         blocks = -(-len(tokens) // BLOCK_SIZE)
         runner = runner_of(model, blocks)
         table = tuple(reversed(range(blocks)))
@@ -71,3 +99,34 @@ def logits_of(reference_backend, runner_of) -> Callable[[Path, list[int]], torch
         return torch.cat([runner.run(Batch(items=(item,))) for item in items])
 
     return compute
+
+
+@pytest.fixture(scope="session")
+def random_model_of():
+    """A transformers model of a configuration with random weights, norms and biases, the same every time."""
+    import transformers
+
+    def make(config):
+        torch.manual_seed(7)
+        model = transformers.AutoModelForCausalLM.from_config(
+            copy.deepcopy(config), attn_implementation="eager"
+        ).eval()
+        with torch.no_grad():
+            for name, parameter in model.named_parameters():
+                if "norm" in name or name.endswith("bias"):
+                    parameter.add_(torch.randn_like(parameter) * 0.2)
+        return model
+
+    return make
+
+
+@pytest.fixture(scope="session")
+def assert_logits_close():
+    """Within 1e-4 of what the transformers model says after each token."""
+
+    def check(logits, model, tokens):
+        with torch.no_grad():
+            wanted = model(torch.tensor([tokens])).logits[0]
+        torch.testing.assert_close(logits, wanted, atol=1e-4, rtol=1e-4)
+
+    return check

@@ -37,6 +37,7 @@ def folder(tmp_path):
     torch.manual_seed(5)
     path = tmp_path / "model"
     hf.AutoModelForCausalLM.from_config(hf.LlamaConfig(**CONFIG)).save_pretrained(path)
+    (path / "generation_config.json").unlink()
     write_config(path, CONFIG)
     return path
 

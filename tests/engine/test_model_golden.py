@@ -1,6 +1,7 @@
 """The default model, in float32, continues the golden prompts with the golden tokens."""
 
 import json
+from itertools import islice
 from pathlib import Path
 
 import pytest
@@ -13,6 +14,8 @@ from engine.model.load import load_model
 GOLDEN = Path(__file__).parents[1] / "data" / "golden_smollm2_fp32.jsonl"
 MARGIN_MIN = 1e-3
 BLOCKS = 64
+TOKENS_MAX = {"cpu": 48, "reference": 2}
+"""The oracle is slow: it shows that it computes the same model, the kernels show the rest."""
 
 
 def golden_lines(count):
@@ -21,17 +24,16 @@ def golden_lines(count):
 
 
 @pytest.fixture(scope="module")
-def default_model(default_model_path, reference_backend):
-    return load_model(default_model_path, reference_backend, max_model_len=512)
+def default_model(default_model_path, backend):
+    return load_model(default_model_path, backend, max_model_len=512)
 
 
 @pytest.mark.parametrize("line", golden_lines(3), ids=lambda line: f"prompt {line['id']}")
 def test_greedy_tokens_and_logprobs_are_the_golden_ones(line, default_model, runner_of):
     runner = runner_of(default_model, BLOCKS)
     pending, position = list(line["prompt_ids"]), 0
-    for token, logprob, margin in zip(
-        line["output_ids"], line["output_logprobs"], line["margins"], strict=True
-    ):
+    golden = zip(line["output_ids"], line["output_logprobs"], line["margins"], strict=True)
+    for token, logprob, margin in islice(golden, TOKENS_MAX[default_model.backend.name]):
         item = BatchItem(
             tokens=tuple(pending),
             first_position=position,

@@ -47,44 +47,28 @@ CONFIGS = {
 }
 
 
-@pytest.fixture(params=CONFIGS)
-def random_model(request):
-    return make_random(CONFIGS[request.param])
+@pytest.mark.parametrize("name", CONFIGS)
+def test_logits_equal_those_of_transformers(name, random_model_of, logits_of, assert_logits_close, tmp_path):
+    model = random_model_of(CONFIGS[name])
+    model.save_pretrained(tmp_path)
+    assert_logits_close(logits_of(tmp_path, TOKENS), model, TOKENS)
 
 
-def make_random(config):
-    torch.manual_seed(7)
-    model = hf.AutoModelForCausalLM.from_config(config, attn_implementation="eager").eval()
-    with torch.no_grad():
-        for name, parameter in model.named_parameters():
-            if "norm" in name or name.endswith("bias"):
-                parameter.add_(torch.randn_like(parameter) * 0.2)
-    return model
-
-
-def expected_logits(model):
-    with torch.no_grad():
-        return model(torch.tensor([TOKENS])).logits[0]
-
-
-def test_logits_equal_those_of_transformers(random_model, logits_of, tmp_path):
-    random_model.save_pretrained(tmp_path)
-    torch.testing.assert_close(
-        logits_of(tmp_path, TOKENS), expected_logits(random_model), atol=1e-4, rtol=1e-4
-    )
-
-
-def test_logits_of_a_sharded_checkpoint_equal_those_of_the_model(logits_of, tmp_path):
-    model = make_random(CONFIGS["llama"])
+def test_logits_of_a_sharded_checkpoint_equal_those_of_the_model(
+    random_model_of, logits_of, assert_logits_close, tmp_path
+):
+    model = random_model_of(CONFIGS["llama"])
     model.save_pretrained(tmp_path, max_shard_size="20KB")
     assert (tmp_path / "model.safetensors.index.json").exists()
-    torch.testing.assert_close(logits_of(tmp_path, TOKENS), expected_logits(model), atol=1e-4, rtol=1e-4)
+    assert_logits_close(logits_of(tmp_path, TOKENS), model, TOKENS)
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
-def test_a_half_precision_checkpoint_is_computed_from_its_stored_values(logits_of, tmp_path, dtype):
-    make_random(CONFIGS["qwen2"]).to(dtype).save_pretrained(tmp_path)
+def test_a_half_precision_checkpoint_is_computed_from_its_stored_values(
+    dtype, random_model_of, logits_of, assert_logits_close, tmp_path
+):
+    random_model_of(CONFIGS["qwen2"]).to(dtype).save_pretrained(tmp_path)
     model = hf.AutoModelForCausalLM.from_pretrained(
         tmp_path, dtype=torch.float32, attn_implementation="eager"
     ).eval()
-    torch.testing.assert_close(logits_of(tmp_path, TOKENS), expected_logits(model), atol=1e-4, rtol=1e-4)
+    assert_logits_close(logits_of(tmp_path, TOKENS), model, TOKENS)

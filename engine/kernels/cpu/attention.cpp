@@ -20,6 +20,10 @@ namespace {
 constexpr int kChunk = 64;
 constexpr int kTileQueries = 24;  // query rows that share a chunk's keys and values in the first-level cache
 
+// Positions of the next chunk that are asked for with each group of scores: 64 are spread over the 3 x 4
+// groups of three query heads. All at once would wait for the memory just as the loads do.
+constexpr int kPrefetch = 6;
+
 static_assert(kChunk % kLanes == 0 && kTileQueries % kTileRows == 0, "tiles divide evenly");
 
 // Strides count elements. `keys` is the cache at block 0 of the layer; values are `half` behind the keys.
@@ -150,8 +154,24 @@ void gather(const Cache<Element>& cache, const Element* head, const int32_t* tab
     }
 }
 
-// Turns a query's scores of a chunk into weights and moves its running softmax on. `seen` counts from the
-// chunk.
+// Asks for the cache lines of the positions in `range` before they are needed.
+template <class Element>
+INLINE void prefetch(const Cache<Element>& cache, const Element* head, const int32_t* table, Range range) {
+    const int64_t token_stride = cache.kv_heads * cache.dim;
+    const int block_size = static_cast<int>(cache.block_size);
+    for (int position = range.begin; position < range.end; ++position) {
+        const int block = position / block_size;
+        const Element* from =
+            head + table[block] * cache.block_stride + (position - block * block_size) * token_stride;
+        for (int64_t d = 0; d < cache.dim; d += 64 / static_cast<int64_t>(sizeof(Element))) {
+            __builtin_prefetch(from + d, 0, 2);
+            __builtin_prefetch(from + cache.half + d, 0, 2);
+        }
+    }
+}
+
+// Turns a query's scores of a chunk into weights, and moves its running softmax on. `seen` is relative to the
+// chunk's start.
 void soften(TileMemory& memory, int64_t query, Range groups, Range seen) {
     float* scores = memory.scores + query * kChunk;
     const Floats nothing = splat(-std::numeric_limits<float>::infinity());
@@ -268,7 +288,8 @@ class Attention {
         const Range last = seen(tile.first_row + tile.rows - 1);
         for (int chunk = first.begin / kChunk * kChunk; chunk < last.end; chunk += kChunk) {
             fold_chunk(tile, memory, chunk,
-                       {std::max(chunk, first.begin), std::min(chunk + kChunk, last.end)});
+                       {std::max(chunk, first.begin), std::min(chunk + kChunk, last.end)},
+                       {chunk + kChunk, std::min(chunk + 2 * kChunk, last.end)});
         }
         finish(tile, memory);
     }
@@ -286,8 +307,8 @@ class Attention {
         }
     }
 
-    // `range`: the chunk's positions that some row of the tile sees.
-    void fold_chunk(const Tile& tile, TileMemory& memory, int chunk, Range range) const {
+    // `range`: the chunk's positions that some row of the tile sees; `next`: those of the chunk behind it.
+    void fold_chunk(const Tile& tile, TileMemory& memory, int chunk, Range range, Range next) const {
         const int32_t* table = queries_.block_tables + tile.sequence * queries_.table_stride;
         const Element* keys = cache_.keys + tile.kv_head * cache_.dim;
         gather(cache_, keys, table, chunk, range, padded_, memory.keys);
@@ -301,6 +322,9 @@ class Attention {
             if (mine.empty()) continue;
             const float* q = memory.q + query * padded_;
             for (int j = groups.begin; j < groups.end; j += kLanes) {
+                const int end = std::min(next.end, next.begin + kPrefetch);
+                prefetch(cache_, keys, table, {next.begin, end});
+                next.begin = end;
                 store(memory.scores + query * kChunk + j, score(q, memory.keys + j * padded_, padded_));
             }
             soften(memory, query, groups, mine);

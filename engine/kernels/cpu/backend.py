@@ -16,8 +16,8 @@ class CpuBackend:
     """Row-invariant to the bit, over any batch, chunking and number of threads.
 
     float32: inputs, weights and sums are float32. bfloat16: `linear` rounds its input and its weight to
-    bfloat16 (nearest even) and sums in float32. All else, attention included, computes in float32; what it reads
-    from the cache is as the cache's dtype rounded it.
+    bfloat16 (nearest even) and sums in float32. All else, attention included, computes in float32; what it
+    reads from the cache is as the cache's dtype rounded it.
     """
 
     name = "cpu"

@@ -1,0 +1,163 @@
+"""Puts one engine together: backend, model, cache, pool, core.
+
+Called once per process. The only place that turns wishes into a Capacity: what the device can hold is found here,
+once, and never written back into anybody's configuration. Starts no thread.
+"""
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Protocol, Self
+
+import torch
+
+from engine.cache.block_pool import BlockPool
+from engine.cache.kv_cache import KVCache
+from engine.cache.layout import KVLayout
+from engine.core import EngineCore
+from engine.errors import CapacityError
+from engine.kernels.select import choose_backend
+from engine.model.architecture import ModelConfig
+from engine.model.config import read_config
+from engine.model.load import load_model
+from engine.model.weights import model_digest
+from engine.policy import Policy
+from engine.runner import TransformerRunner
+from engine.sampling import Sampler
+
+KV_BYTES_DEFAULT = 2 << 30
+KV_SHARE_OF_MEMORY = 0.25
+
+
+_DTYPES = {"auto": None, "float32": torch.float32, "bfloat16": torch.bfloat16}
+
+
+class EngineFlags(Protocol):
+    """The flags of one engine by their usual names; dtypes are auto, float32 or bfloat16."""
+
+    @property
+    def dtype(self) -> str: ...
+    @property
+    def kv_cache_dtype(self) -> str: ...
+    @property
+    def threads(self) -> int: ...
+    @property
+    def max_model_len(self) -> int | None: ...
+    @property
+    def block_size(self) -> int: ...
+    @property
+    def num_gpu_blocks_override(self) -> int | None: ...
+    @property
+    def kv_cache_memory_bytes(self) -> int | None: ...
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EngineWishes:
+    """What an operator asked for. None: whatever is best here.
+
+    dtype: of the weights; kv_dtype: of the cache. max_model_len: tokens. num_blocks goes before kv_bytes.
+    """
+
+    model: Path
+    dtype: torch.dtype | None = None
+    kv_dtype: torch.dtype | None = None
+    threads: int = 1
+    max_model_len: int | None = None
+    block_size: int = 16
+    num_blocks: int | None = None
+    kv_bytes: int | None = None
+
+    @classmethod
+    def of(cls, flags: EngineFlags, model: Path) -> Self:
+        """From flags as an operator sets them; model: where its files are."""
+        return cls(
+            model=model,
+            dtype=_DTYPES[flags.dtype],
+            kv_dtype=_DTYPES[flags.kv_cache_dtype],
+            threads=flags.threads,
+            max_model_len=flags.max_model_len,
+            block_size=flags.block_size,
+            num_blocks=flags.num_gpu_blocks_override,
+            kv_bytes=flags.kv_cache_memory_bytes,
+        )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Capacity:
+    """What the device holds. tokens_max: of one sequence, by the model's length and the pool's size."""
+
+    num_blocks: int
+    max_model_len: int
+    tokens_max: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Engine:
+    """note: one line for the operator about the backend, or None."""
+
+    config: ModelConfig
+    model_digest: str
+    capacity: Capacity
+    cache: KVCache
+    core: EngineCore
+    backend_name: str
+    note: str | None
+
+
+def assemble(wishes: EngineWishes, policy: Policy, *, memory_bytes: int) -> Engine:
+    """memory_bytes: free memory of the device. Raises ModelError or CapacityError."""
+    torch.set_num_threads(wishes.threads)
+    chosen = choose_backend(wishes.dtype, wishes.threads)
+    backend = chosen.backend
+    config = _read_config(wishes)
+    max_model_len = wishes.max_model_len or config.max_position
+    model = load_model(wishes.model, backend, max_model_len)
+    layout = KVLayout(
+        model_digest=model_digest(wishes.model),
+        layers=config.layers,
+        kv_heads=config.kv_heads,
+        head_dim=config.head_dim,
+        block_size=wishes.block_size,
+        dtype=wishes.kv_dtype or backend.dtype,
+    )
+    num_blocks = _num_blocks(wishes, layout, memory_bytes)
+    cache = KVCache(layout, num_blocks)
+    core = EngineCore(
+        pool=BlockPool(num_blocks),
+        block_size=layout.block_size,
+        runner=TransformerRunner(model, cache),
+        sampler=Sampler(),
+        policy=policy,
+    )
+    return Engine(
+        config=config,
+        model_digest=layout.model_digest,
+        capacity=Capacity(
+            num_blocks=num_blocks,
+            max_model_len=max_model_len,
+            tokens_max=min(max_model_len, num_blocks * layout.block_size),
+        ),
+        cache=cache,
+        core=core,
+        backend_name=backend.name,
+        note=chosen.note,
+    )
+
+
+def _read_config(wishes: EngineWishes) -> ModelConfig:
+    config = read_config(wishes.model)
+    if wishes.max_model_len is not None and wishes.max_model_len > config.max_position:
+        limit = config.max_position
+        raise CapacityError(f"max_model_len {wishes.max_model_len} is over the model's own limit, {limit}")
+    return config
+
+
+def _num_blocks(wishes: EngineWishes, layout: KVLayout, memory_bytes: int) -> int:
+    if wishes.num_blocks is not None:
+        return wishes.num_blocks
+    affordable = int(memory_bytes * KV_SHARE_OF_MEMORY)
+    asked = wishes.kv_bytes if wishes.kv_bytes is not None else min(KV_BYTES_DEFAULT, affordable)
+    blocks = asked // layout.block_bytes()
+    if blocks < 1:
+        needed = layout.block_bytes()
+        raise CapacityError(f"{asked} bytes for the KV cache hold no block of {needed} bytes")
+    return blocks

@@ -1,0 +1,121 @@
+"""ControlService: what operators ask. Translates, delegates, translates; knows who may ask."""
+
+import asyncio
+import hmac
+from collections.abc import Iterator
+from typing import Any
+
+import grpc
+
+from crossdock.v1 import control_pb2 as pb
+from crossdock.v1.control_pb2_grpc import ControlServiceServicer
+from crossdock.worker.v1 import worker_pb2
+from gateway.admission import Admission
+from gateway.worker_pool import WorkerPool, WorkerRecord, WorkerState
+from service import status
+from service.errors import FieldViolation, InvalidRequest, Unauthorised
+
+AUDIT_TIMEOUT_S = 5.0
+_LOOPBACK_PEERS = ("ipv4:127.", "ipv6:[::1]", "ipv6:%5B::1%5D", "unix:")
+_STATES = {
+    WorkerState.CONNECTING: pb.WORKER_STATE_CONNECTING,
+    WorkerState.READY: pb.WORKER_STATE_READY,
+    WorkerState.DRAINING: pb.WORKER_STATE_DRAINING,
+    WorkerState.REFUSED: pb.WORKER_STATE_REFUSED,
+}
+
+
+class ControlServicer(ControlServiceServicer):
+    """token: what callers must bring as `authorization: Bearer <token>`; None lets loopback peers in only."""
+
+    def __init__(
+        self,
+        prefills: WorkerPool,
+        decodes: WorkerPool,
+        admission: Admission,
+        token: str | None,
+    ) -> None:
+        self._pools = ((pb.WORKER_ROLE_PREFILL, prefills), (pb.WORKER_ROLE_DECODE, decodes))
+        self._admission = admission
+        self._token = token
+
+    async def GetStatus(  # noqa: N802 (the name is gRPC's)
+        self, request: pb.GetStatusRequest, context: grpc.aio.ServicerContext[Any, Any]
+    ) -> pb.GetStatusResponse:
+        await self._authorise(context)
+        workers = [_status(role, worker) for role, worker in self._workers()]
+        return pb.GetStatusResponse(workers=workers, live_requests=self._admission.live)
+
+    async def Audit(  # noqa: N802
+        self, request: pb.AuditRequest, context: grpc.aio.ServicerContext[Any, Any]
+    ) -> pb.AuditResponse:
+        await self._authorise(context)
+        live = self._admission.live
+        ledgers = await asyncio.gather(*(_ledger(role, worker) for role, worker in self._workers()))
+        idle_owned = live == 0 and any(each.owned_blocks or each.quarantined_blocks for each in ledgers)
+        broken = any(each.violations or each.unreachable for each in ledgers)
+        return pb.AuditResponse(ledgers=ledgers, live_requests=live, balanced=not (broken or idle_owned))
+
+    async def DrainWorker(  # noqa: N802
+        self, request: pb.DrainWorkerRequest, context: grpc.aio.ServicerContext[Any, Any]
+    ) -> pb.DrainWorkerResponse:
+        await self._authorise(context)
+        for _, worker in self._workers():
+            if worker.worker_id == request.worker_id:
+                worker.drain()
+                return pb.DrainWorkerResponse()
+        unknown = FieldViolation(field="worker_id", description="no worker of that name is known")
+        await status.abort(context, InvalidRequest(unknown))
+
+    def _workers(self) -> Iterator[tuple[pb.WorkerRole, WorkerRecord]]:
+        for role, pool in self._pools:
+            for worker in pool:
+                yield role, worker
+
+    async def _authorise(self, context: grpc.aio.ServicerContext[Any, Any]) -> None:
+        if self._token is None:
+            if not context.peer().startswith(_LOOPBACK_PEERS):
+                await status.abort(
+                    context, Unauthorised("without a control token only loopback peers may ask")
+                )
+            return
+        given = dict(context.invocation_metadata() or ()).get("authorization", "")
+        wanted = f"Bearer {self._token}"
+        if not hmac.compare_digest(str(given).encode(), wanted.encode()):
+            await status.abort(context, Unauthorised("authorization: no or wrong control token"))
+
+
+def _status(role: pb.WorkerRole, worker: WorkerRecord) -> pb.WorkerStatus:
+    load, welcome = worker.load, worker.welcome or worker_pb2.Welcome()
+    return pb.WorkerStatus(
+        worker_id=worker.worker_id,
+        role=role,
+        epoch=welcome.epoch,
+        state=_STATES[worker.state],
+        running_sequences=load.running_sequences,
+        waiting_sequences=load.waiting_sequences,
+        free_blocks=load.free_blocks,
+        total_blocks=welcome.total_blocks,
+        finished_sequences=load.finished_sequences,
+        reason=worker.reason,
+    )
+
+
+async def _ledger(role: pb.WorkerRole, worker: WorkerRecord) -> pb.WorkerLedger:
+    report = await worker.audit(AUDIT_TIMEOUT_S)
+    if report is None:
+        return pb.WorkerLedger(worker_id=worker.worker_id, role=role, unreachable=True)
+    return pb.WorkerLedger(
+        worker_id=worker.worker_id,
+        role=role,
+        total_blocks=report.total_blocks,
+        free_blocks=report.free_blocks,
+        cached_blocks=report.cached_blocks,
+        owned_blocks=report.owned_blocks,
+        quarantined_blocks=report.quarantined_blocks,
+        owners=[
+            pb.BlockOwner(kind=each.kind, request_id=each.request_id, blocks=each.blocks)
+            for each in report.owners
+        ],
+        violations=report.violations,
+    )

@@ -1,0 +1,144 @@
+"""One call's answer in the making, whole or as chunks, in either dialect.
+
+The HTTP routes feed it deltas and send what it returns. It sends nothing, waits for nothing, and validates
+nothing.
+"""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+
+from gateway.generation import Delta, Finish
+from gateway.json_fields import JsonObject
+from gateway.openai_dialects import Dialect, JsonDict, finish_fields, token_text
+from gateway.openai_schema import Call
+from gateway.request import Request, Token
+from gateway.tokenizer import Tokenizer
+
+
+@dataclass(slots=True, kw_only=True)
+class _Choice:
+    """How far one choice is. characters: of its tokens' texts, for offsets."""
+
+    request: Request
+    begun: bool = False
+    generated: int = 0
+    cached: int = 0
+    characters: int = 0
+    texts: list[str] = field(default_factory=list)
+    tokens: list[Token] = field(default_factory=list)
+    finish: Finish | None = None
+
+
+class Answer:
+    """requests: one per choice, at least one. id: without the dialect's prefix. created: seconds since
+    1970."""
+
+    def __init__(
+        self,
+        call: Call,
+        requests: Sequence[Request],
+        tokenizer: Tokenizer,
+        dialect: Dialect,
+        *,
+        id: str,
+        created: int,
+    ) -> None:
+        self._call = call
+        self._choices = [_Choice(request=request) for request in requests]
+        self._tokenizer = tokenizer
+        self._dialect = dialect
+        self._head: JsonDict = {
+            "id": dialect.id_prefix + id,
+            "object": dialect.chunk_object if call.stream else dialect.whole_object,
+            "created": created,
+            "model": requests[0].model,
+        }
+
+    def chunks(self, index: int, delta: Delta) -> Iterator[JsonObject]:
+        """What a stream says of one delta of one choice."""
+        choice = self._choices[index]
+        opening = None if choice.begun else self._dialect.opening()
+        extra = {} if choice.begun else self._prompt_ids(choice)
+        if opening is not None:
+            yield self._chunk({"index": index, **opening, "logprobs": None, **finish_fields(None)}, extra)
+            extra = {}
+        said: JsonDict = {
+            "index": index,
+            **self._dialect.part(delta.text),
+            "logprobs": self._logprobs(choice, delta.tokens),
+            **finish_fields(delta.finish),
+            **self._token_ids(delta.tokens),
+        }
+        self._count(choice, delta)
+        yield self._chunk(said, extra)
+
+    def closing(self) -> Iterator[JsonObject]:
+        """What a stream says after every choice has ended."""
+        if self._call.include_usage:
+            yield {**self._head, "choices": [], "usage": self._usage()}
+
+    def keep(self, index: int, delta: Delta) -> None:
+        """Takes a delta for `whole`."""
+        choice = self._choices[index]
+        choice.texts.append(delta.text)
+        choice.tokens.extend(delta.tokens)
+        choice.finish = delta.finish
+        self._count(choice, delta)
+
+    def whole(self) -> JsonObject:
+        """The complete answer, from what was kept."""
+        choices: list[JsonDict] = []
+        extra: JsonDict = {}
+        for index, choice in enumerate(self._choices):
+            assert choice.finish is not None, "a complete answer has ended"
+            choice.characters = 0
+            said = {
+                "index": index,
+                **self._dialect.whole("".join(choice.texts)),
+                "logprobs": self._logprobs(choice, choice.tokens),
+                **finish_fields(choice.finish),
+                **self._token_ids(choice.tokens),
+            }
+            prompt_ids = self._prompt_ids(choice)
+            choices.append(said | prompt_ids if self._dialect.prompt_ids_in_choice else said)
+            extra |= {} if self._dialect.prompt_ids_in_choice else prompt_ids
+        return {**self._head, "choices": choices, "usage": self._usage(), **extra}
+
+    def _chunk(self, said: JsonDict, extra: JsonDict) -> JsonObject:
+        if self._dialect.prompt_ids_in_choice:
+            said, extra = said | extra, {}
+        chunk: JsonDict = {**self._head, "choices": [said], **extra}
+        if self._call.continuous_usage:
+            chunk["usage"] = self._usage()
+        elif self._call.include_usage:
+            chunk["usage"] = None
+        return chunk
+
+    def _count(self, choice: _Choice, delta: Delta) -> None:
+        choice.begun = True
+        choice.generated += len(delta.tokens)
+        choice.cached = delta.cached_tokens
+
+    def _logprobs(self, choice: _Choice, tokens: Sequence[Token]) -> JsonDict | None:
+        if choice.request.sampling.logprobs is None:
+            return None
+        logprobs = self._dialect.logprobs(tokens, self._tokenizer, choice.characters)
+        choice.characters += sum(len(token_text(token.token_id, self._tokenizer)) for token in tokens)
+        return logprobs
+
+    def _token_ids(self, tokens: Sequence[Token]) -> JsonDict:
+        return {"token_ids": [token.token_id for token in tokens]} if self._call.return_token_ids else {}
+
+    def _prompt_ids(self, choice: _Choice) -> JsonDict:
+        return {"prompt_token_ids": choice.request.prompt_token_ids} if self._call.return_token_ids else {}
+
+    def _usage(self) -> JsonDict:
+        """Of all choices, up to here."""
+        prompt_tokens = sum(len(choice.request.prompt_token_ids) for choice in self._choices)
+        generated = sum(choice.generated for choice in self._choices)
+        return {
+            "prompt_tokens": prompt_tokens,
+            "completion_tokens": generated,
+            "total_tokens": prompt_tokens + generated,
+            "prompt_tokens_details": {"cached_tokens": sum(choice.cached for choice in self._choices)},
+        }

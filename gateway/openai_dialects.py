@@ -1,0 +1,132 @@
+"""What a choice looks like in each of OpenAI's two answers: completions and chat.
+
+`openai_answers` calls it for every delta. Pure translation; it keeps no state and knows no requests.
+"""
+
+from collections.abc import Sequence
+from typing import Protocol
+
+from gateway.generation import Finish, StopString, StopToken
+from gateway.request import EndReason, Token
+from gateway.tokenizer import Tokenizer
+
+# JSON has no infinity; clients know this number as "practically impossible".
+_LOGPROB_MIN = -9999.0
+_REASONS = {EndReason.STOP: "stop", EndReason.LENGTH: "length"}
+
+JsonDict = dict[str, object]
+
+
+class Dialect(Protocol):
+    """id_prefix, whole_object, chunk_object: OpenAI's words around an answer. prompt_ids_in_choice: where
+    vLLM puts the prompt's ids, in the choice or beside it."""
+
+    id_prefix: str
+    whole_object: str
+    chunk_object: str
+    prompt_ids_in_choice: bool
+
+    def opening(self) -> JsonDict | None:
+        """What a choice says before its first token, if anything."""
+
+    def part(self, text: str) -> JsonDict:
+        """New text of a choice in a stream."""
+
+    def whole(self, text: str) -> JsonDict:
+        """A choice's complete text."""
+
+    def logprobs(self, tokens: Sequence[Token], tokenizer: Tokenizer, offset: int) -> JsonDict:
+        """offset: characters in front of the first token."""
+
+
+class CompletionDialect:
+    id_prefix = "cmpl-"
+    whole_object = "text_completion"
+    chunk_object = "text_completion"
+    prompt_ids_in_choice = True
+
+    def opening(self) -> JsonDict | None:
+        return None
+
+    def part(self, text: str) -> JsonDict:
+        return {"text": text}
+
+    def whole(self, text: str) -> JsonDict:
+        return {"text": text}
+
+    def logprobs(self, tokens: Sequence[Token], tokenizer: Tokenizer, offset: int) -> JsonDict:
+        texts = [token_text(token.token_id, tokenizer) for token in tokens]
+        offsets = [offset + sum(map(len, texts[:index])) for index in range(len(texts))]
+        return {
+            "tokens": texts,
+            "token_logprobs": [_finite(token.logprob) for token in tokens],
+            "text_offset": offsets,
+            "top_logprobs": [
+                {token_text(token_id, tokenizer): _finite(logprob) for token_id, logprob in _ranked(token)}
+                for token in tokens
+            ],
+        }
+
+
+class ChatDialect:
+    id_prefix = "chatcmpl-"
+    whole_object = "chat.completion"
+    chunk_object = "chat.completion.chunk"
+    prompt_ids_in_choice = False
+
+    def opening(self) -> JsonDict | None:
+        return {"delta": {"role": "assistant", "content": ""}}
+
+    def part(self, text: str) -> JsonDict:
+        return {"delta": {"content": text}}
+
+    def whole(self, text: str) -> JsonDict:
+        return {"message": {"role": "assistant", "content": text}}
+
+    def logprobs(self, tokens: Sequence[Token], tokenizer: Tokenizer, offset: int) -> JsonDict:
+        return {
+            "content": [
+                {
+                    **_chat_logprob(token.token_id, token.logprob, tokenizer),
+                    "top_logprobs": [_chat_logprob(*alternative, tokenizer) for alternative in token.top],
+                }
+                for token in tokens
+            ]
+        }
+
+
+def finish_fields(finish: Finish | None) -> JsonDict:
+    """stop_reason as vLLM has it: the stop string or token id, null for the model's own end."""
+    if finish is None:
+        return {"finish_reason": None}
+    matched = finish.matched
+    if isinstance(matched, StopString):
+        return {"finish_reason": _REASONS[finish.reason], "stop_reason": matched.text}
+    stop_reason = matched.token_id if isinstance(matched, StopToken) else None
+    return {"finish_reason": _REASONS[finish.reason], "stop_reason": stop_reason}
+
+
+def token_text(token_id: int, tokenizer: Tokenizer) -> str:
+    """A token alone; one that is part of a character is written as its bytes, as OpenAI does."""
+    piece = tokenizer.piece(token_id, include_special=True)
+    try:
+        return piece.decode("utf-8")
+    except UnicodeDecodeError:
+        return "bytes:" + "".join(f"\\x{byte:02x}" for byte in piece)
+
+
+def _ranked(token: Token) -> list[tuple[int, float]]:
+    """The alternatives and, where it is none of them, the token itself."""
+    ranked = list(token.top)
+    if token.logprob is not None and token.token_id not in dict(ranked):
+        ranked.append((token.token_id, token.logprob))
+    return ranked
+
+
+def _chat_logprob(token_id: int, logprob: float | None, tokenizer: Tokenizer) -> JsonDict:
+    piece = tokenizer.piece(token_id, include_special=True)
+    return {"token": token_text(token_id, tokenizer), "logprob": _finite(logprob), "bytes": list(piece)}
+
+
+def _finite(logprob: float | None) -> float | None:
+    return None if logprob is None else max(logprob, _LOGPROB_MIN)

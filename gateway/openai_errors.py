@@ -1,0 +1,42 @@
+"""Refusals as OpenAI's clients read them: {"error": {"message", "type", "param", "code"}}.
+
+The HTTP routes call it. Which status an error has is service.status's business.
+"""
+
+import math
+
+import orjson
+from starlette.responses import Response
+
+from gateway.json_fields import JsonObject
+from gateway.openai_schema import json_name
+from service.errors import InvalidRequest, ServiceError
+from service.status import http_status
+
+JSON_TYPE = "application/json"
+_RETRY_STATUSES = (429, 503)
+
+
+def error_object(error: ServiceError) -> JsonObject:
+    """Fields are named as in the JSON request."""
+    _, kind, code = http_status(error)
+    message, param = error.message, None
+    if isinstance(error, InvalidRequest) and error.violations:
+        named = [(json_name(violation.field), violation.description) for violation in error.violations]
+        message, param = "; ".join(f"{name}: {rule}" for name, rule in named), named[0][0]
+    return {"error": {"message": message, "type": kind, "param": param, "code": code}}
+
+
+def error_response(error: ServiceError) -> Response:
+    """With Retry-After where another try can help."""
+    status, _, _ = http_status(error)
+    headers = {}
+    if status in _RETRY_STATUSES:
+        headers["retry-after"] = str(max(1, math.ceil((error.retry_after_ms or 0) / 1000)))
+    return Response(orjson.dumps(error_object(error)), status, headers, JSON_TYPE)
+
+
+def plain_error(status: int, message: str, code: str) -> Response:
+    """For what never reaches the service: no such path, a body that is too large."""
+    body = {"error": {"message": message, "type": "invalid_request_error", "param": None, "code": code}}
+    return Response(orjson.dumps(body), status, None, JSON_TYPE)

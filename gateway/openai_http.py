@@ -1,0 +1,177 @@
+"""The public HTTP face: OpenAI's paths over the frontend, streamed as server-sent events or whole.
+
+The process mounts `openai_app` in its HTTP server. Routes translate, delegate and translate back; limits are
+validation's, statuses service.status's. Nothing is sent before the first token is there, so that a refusal
+still has its own status.
+"""
+
+from collections.abc import Callable
+from contextlib import aclosing
+from importlib.metadata import version
+
+import orjson
+from starlette.applications import Starlette
+from starlette.exceptions import HTTPException
+from starlette.middleware import Middleware
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.routing import Route
+
+from gateway.disconnect import CancelOnDisconnect
+from gateway.event_stream import EventStream
+from gateway.frontend import Frontend
+from gateway.json_fields import JsonObject
+from gateway.merge import merge
+from gateway.openai_answers import Answer
+from gateway.openai_dialects import ChatDialect, CompletionDialect, Dialect
+from gateway.openai_errors import JSON_TYPE, error_response, plain_error
+from gateway.openai_schema import (
+    PROMPTS_MAX,
+    Call,
+    chat_call,
+    completion_call,
+    detokenize_request,
+    tokenize_request,
+)
+from gateway.validation import REQUEST_ID_CHARACTERS_MAX
+from service.errors import FieldViolation, InternalFault, InvalidRequest, ServiceError, Unavailable
+from service.metrics import CONTENT_TYPE
+
+REQUEST_ID_KEY = "x-request-id"
+
+# Room for the number of the prompt that each request of a call has behind its id.
+_GIVEN_ID_CHARACTERS_MAX = REQUEST_ID_CHARACTERS_MAX - len(f"-{PROMPTS_MAX}")
+
+
+def openai_app(frontend: Frontend, *, body_bytes_max: int) -> Starlette:
+    """The ASGI application. body_bytes_max: of one request."""
+    face = _Face(frontend, body_bytes_max)
+    return Starlette(
+        routes=[
+            Route("/v1/completions", face.completions, methods=["POST"]),
+            Route("/v1/chat/completions", face.chat_completions, methods=["POST"]),
+            Route("/v1/models", face.models),
+            Route("/tokenize", face.tokenize, methods=["POST"]),
+            Route("/detokenize", face.detokenize, methods=["POST"]),
+            Route("/health", face.health),
+            Route("/ping", face.health),
+            Route("/metrics", face.metrics),
+            Route("/version", face.version),
+        ],
+        middleware=[Middleware(CancelOnDisconnect)],
+        exception_handlers={
+            ServiceError: _on_refusal,
+            HTTPException: _on_http_error,
+            Exception: _on_fault,
+        },
+    )
+
+
+class _Face:
+    """The routes."""
+
+    def __init__(self, frontend: Frontend, body_bytes_max: int) -> None:
+        self._frontend = frontend
+        self._body_bytes_max = body_bytes_max
+
+    async def completions(self, request: Request) -> Response:
+        return await self._answer(request, completion_call, CompletionDialect())
+
+    async def chat_completions(self, request: Request) -> Response:
+        return await self._answer(request, chat_call, ChatDialect())
+
+    async def models(self, request: Request) -> Response:
+        card = self._frontend.card()
+        about = {
+            "id": card.name,
+            "object": "model",
+            "created": int(self._frontend.wall().timestamp()),
+            "owned_by": "crossdock",
+            "root": card.name,
+            "max_model_len": card.tokens_max(),
+        }
+        return _json({"object": "list", "data": [about]})
+
+    async def tokenize(self, request: Request) -> Response:
+        asked = tokenize_request(await self._json(request))
+        token_ids = await self._frontend.tokenize(asked)
+        length = self._frontend.card().tokens_max()
+        return _json({"tokens": token_ids, "count": len(token_ids), "max_model_len": length})
+
+    async def detokenize(self, request: Request) -> Response:
+        asked = detokenize_request(await self._json(request))
+        return _json({"prompt": self._frontend.detokenize(asked)})
+
+    async def health(self, request: Request) -> Response:
+        if not self._frontend.ready():
+            raise Unavailable("not ready for requests")
+        return _json({"status": "ok"})
+
+    async def metrics(self, request: Request) -> Response:
+        return Response(self._frontend.metrics.render(), headers={"content-type": CONTENT_TYPE})
+
+    async def version(self, request: Request) -> Response:
+        return _json({"version": version("crossdock")})
+
+    async def _answer(
+        self, request: Request, read: Callable[[JsonObject, str], Call], dialect: Dialect
+    ) -> Response:
+        request_id = self._request_id(request)
+        call = read(await self._json(request), request_id)
+        accepted = [await self._frontend.accept(spec, None) for spec in call.specs]
+        created = int(self._frontend.wall().timestamp())
+        answer = Answer(call, accepted, self._frontend.tokenizer, dialect, id=request_id, created=created)
+        headers = {REQUEST_ID_KEY: request_id}
+        deltas = merge([self._frontend.generate(each) for each in accepted])
+        if call.stream:
+            return EventStream(answer, await anext(deltas), deltas, headers)
+        async with aclosing(deltas):
+            async for index, delta in deltas:
+                answer.keep(index, delta)
+        return _json(answer.whole(), headers)
+
+    def _request_id(self, request: Request) -> str:
+        """The client's own, where it can be one."""
+        given = request.headers.get(REQUEST_ID_KEY, "")
+        if 1 <= len(given) <= _GIVEN_ID_CHARACTERS_MAX and given.isascii() and given.isprintable():
+            return given
+        return self._frontend.new_id()
+
+    async def _json(self, request: Request) -> JsonObject:
+        body = bytearray()
+        async for part in request.stream():
+            body += part
+            if len(body) > self._body_bytes_max:
+                raise HTTPException(413, f"body: at most {self._body_bytes_max} bytes")
+        try:
+            content = orjson.loads(body)
+        except orjson.JSONDecodeError:
+            raise _wrong_body("must be JSON in UTF-8") from None
+        if not isinstance(content, dict):
+            raise _wrong_body("must be a JSON object")
+        return content
+
+
+def _json(content: JsonObject, headers: dict[str, str] | None = None) -> Response:
+    return Response(orjson.dumps(content), headers=headers, media_type=JSON_TYPE)
+
+
+def _wrong_body(rule: str) -> InvalidRequest:
+    return InvalidRequest(FieldViolation(field="body", description=rule))
+
+
+async def _on_refusal(request: Request, error: Exception) -> Response:
+    assert isinstance(error, ServiceError)
+    return error_response(error)
+
+
+async def _on_http_error(request: Request, error: Exception) -> Response:
+    assert isinstance(error, HTTPException)
+    return plain_error(
+        error.status_code, error.detail, error.detail.partition(":")[0].lower().replace(" ", "_")
+    )
+
+
+async def _on_fault(request: Request, error: Exception) -> Response:
+    """The server logs it."""
+    return error_response(InternalFault("internal error"))

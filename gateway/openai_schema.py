@@ -1,0 +1,245 @@
+"""OpenAI's JSON requests as crossdock.v1 messages, so that both faces have one validation.
+
+The HTTP routes call it. Fields that nobody here knows are ignored, as clients expect; fields that are known
+but not offered are refused by name unless they say what is done anyway. Types are checked here, ranges in
+validation. References: https://platform.openai.com/docs/api-reference, and vLLM's extra parameters.
+"""
+
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass
+
+from crossdock.v1 import inference_pb2
+from gateway.json_fields import JsonFields, JsonObject, is_ids, is_texts
+
+PROMPTS_MAX = 16
+COMPLETION_TOKENS_DEFAULT = 16
+
+_PENALTIES: Mapping[str, Collection[object]] = {
+    "presence_penalty": (0,),
+    "frequency_penalty": (0,),
+    "repetition_penalty": (1,),
+    "length_penalty": (1,),
+    "logit_bias": ({},),
+    "bad_words": ([],),
+    "allowed_token_ids": (),
+    "logits_processors": ([],),
+}
+_CONSTRAINTS: Mapping[str, Collection[object]] = {
+    "response_format": ({"type": "text"},),
+    "structured_outputs": ({},),
+    "guided_json": (),
+    "guided_regex": (),
+    "guided_choice": (),
+    "guided_grammar": (),
+    "tools": ([],),
+    "tool_choice": ("none", "auto"),
+    "functions": ([],),
+    "function_call": ("none", "auto"),
+}
+_OTHERS: Mapping[str, Collection[object]] = {
+    "best_of": (1,),
+    "use_beam_search": (False,),
+    "echo": (False,),
+    "suffix": ("",),
+    "prompt_logprobs": (),
+    "prompt_embeds": (),
+    "truncate_prompt_tokens": (),
+    "priority": (0,),
+    "cache_salt": (),
+    "kv_transfer_params": (),
+    "chat_template": (),
+    "chat_template_kwargs": ({},),
+    "documents": ([],),
+    "continue_final_message": (False,),
+    "modalities": (["text"],),
+    "audio": (),
+}
+_NOT_OFFERED = {**_PENALTIES, **_CONSTRAINTS, **_OTHERS}
+
+# Where a field of the message stands in the JSON; the first match counts.
+_JSON_NAMES = (
+    ("text", "prompt"),
+    ("token_ids", "prompt"),
+    ("chat.messages", "messages"),
+    ("chat", "messages"),
+    ("stop.strings", "stop"),
+    ("stop.token_ids", "stop_token_ids"),
+    ("sampling.", ""),
+    ("output.", ""),
+)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Call:
+    """What a client wants. specs: one per choice, in order of the choices' index."""
+
+    specs: tuple[inference_pb2.GenerationSpec, ...]
+    stream: bool
+    include_usage: bool
+    continuous_usage: bool
+    return_token_ids: bool
+
+
+def completion_call(body: JsonObject, request_id: str) -> Call:
+    """/v1/completions. Raises InvalidRequest with every field of the wrong type, named as in the JSON."""
+    fields = JsonFields(body)
+    prompts = _prompts(fields)
+    max_tokens = fields.integer("max_tokens")
+    base = _base(fields, COMPLETION_TOKENS_DEFAULT if max_tokens is None else max_tokens, begins=True)
+    base.output.MergeFrom(inference_pb2.OutputOptions(logprobs=fields.integer("logprobs")))
+    call = _call(fields, [_with_prompt(base, prompt) for prompt in prompts], request_id)
+    fields.refuse()
+    return call
+
+
+def chat_call(body: JsonObject, request_id: str) -> Call:
+    """/v1/chat/completions. Raises InvalidRequest as completion_call."""
+    fields = JsonFields(body)
+    max_tokens, older_name = fields.integer("max_completion_tokens"), fields.integer("max_tokens")
+    base = _base(fields, older_name if max_tokens is None else max_tokens, begins=False)
+    base.chat.CopyFrom(_chat(fields))
+    wanted, alternatives = fields.flag("logprobs"), fields.integer("top_logprobs")
+    if wanted:
+        base.output.logprobs = alternatives or 0
+    elif alternatives:
+        fields.wrong("top_logprobs", "needs logprobs to be true")
+    call = _call(fields, [base], request_id)
+    fields.refuse()
+    return call
+
+
+def tokenize_request(body: JsonObject) -> inference_pb2.TokenizeRequest:
+    """/tokenize, with a prompt or with messages."""
+    fields = JsonFields(body)
+    asked = inference_pb2.TokenizeRequest(model=fields.text("model") or "")
+    if fields.raw("messages") is not None:
+        asked.chat.CopyFrom(_chat(fields))
+    else:
+        prompt = fields.text("prompt")
+        if fields.raw("prompt") is None:
+            fields.wrong("prompt", "a prompt or messages are required")
+        asked.text = prompt or ""
+    fields.refuse()
+    return asked
+
+
+def detokenize_request(body: JsonObject) -> inference_pb2.DetokenizeRequest:
+    """/detokenize."""
+    fields = JsonFields(body)
+    token_ids = fields.ids("tokens")
+    if fields.raw("tokens") is None:
+        fields.wrong("tokens", "is required")
+    model = fields.text("model") or ""
+    special = not fields.flag("skip_special_tokens", default=False)
+    fields.refuse()
+    return inference_pb2.DetokenizeRequest(model=model, token_ids=token_ids, include_special_tokens=special)
+
+
+def json_name(field: str) -> str:
+    """The JSON field that a client knows a message's field by."""
+    for start, name in _JSON_NAMES:
+        if field.startswith(start):
+            return (name + field.removeprefix(start)).removesuffix(".ids")
+    return field
+
+
+def _base(fields: JsonFields, max_tokens: int | None, *, begins: bool) -> inference_pb2.GenerationSpec:
+    """Everything but the prompt and the logprobs. begins: whether the prompt gets a begin-of-sequence token
+    from the server."""
+    for field, neutral in _NOT_OFFERED.items():
+        fields.neutral_only(field, neutral)
+    fields.neutral_only("add_special_tokens", (begins,))
+    return inference_pb2.GenerationSpec(
+        model=fields.text("model") or "",
+        sampling=inference_pb2.SamplingParams(
+            temperature=fields.number("temperature"),
+            top_p=fields.number("top_p"),
+            top_k=_top_k(fields),
+            min_p=fields.number("min_p"),
+            seed=fields.integer("seed", bits=64),
+            max_tokens=max_tokens,
+            min_tokens=fields.integer("min_tokens"),
+            n=fields.integer("n"),
+        ),
+        stop=inference_pb2.StopConditions(
+            strings=fields.texts("stop"),
+            token_ids=fields.ids("stop_token_ids"),
+            ignore_eos=fields.flag("ignore_eos"),
+            include_stop_string=fields.flag("include_stop_str_in_output"),
+        ),
+        output=inference_pb2.OutputOptions(
+            include_special_tokens=not fields.flag("skip_special_tokens", default=True)
+        ),
+    )
+
+
+def _top_k(fields: JsonFields) -> int | None:
+    """-1 is how vLLM's clients switch it off."""
+    top_k = fields.integer("top_k")
+    return 0 if top_k == -1 else top_k
+
+
+def _prompts(fields: JsonFields) -> list[str | list[int]]:
+    value = fields.raw("prompt")
+    if isinstance(value, str):
+        return [value]
+    if isinstance(value, list) and value:
+        if is_ids(value):
+            return [value]
+        if is_texts(value) or all(is_ids(item) for item in value):
+            if len(value) > PROMPTS_MAX:
+                fields.wrong("prompt", f"at most {PROMPTS_MAX} prompts")
+                return []
+            return list(value)
+    fields.wrong("prompt", "must be a string, a list of strings, token ids or a list of token id lists")
+    return []
+
+
+def _with_prompt(base: inference_pb2.GenerationSpec, prompt: str | list[int]) -> inference_pb2.GenerationSpec:
+    spec = inference_pb2.GenerationSpec()
+    spec.CopyFrom(base)
+    if isinstance(prompt, str):
+        spec.text = prompt
+    else:
+        spec.token_ids.ids.extend(prompt)
+        spec.token_ids.SetInParent()
+    return spec
+
+
+def _call(fields: JsonFields, specs: list[inference_pb2.GenerationSpec], request_id: str) -> Call:
+    for index, spec in enumerate(specs):
+        spec.request_id = request_id if len(specs) == 1 else f"{request_id}-{index}"
+    options = JsonFields(fields.mapping("stream_options"))
+    include_usage, continuous_usage = options.flag("include_usage"), options.flag("continuous_usage_stats")
+    fields.take("stream_options.", options)
+    return Call(
+        specs=tuple(specs),
+        stream=fields.flag("stream"),
+        include_usage=include_usage,
+        continuous_usage=continuous_usage,
+        return_token_ids=fields.flag("return_token_ids"),
+    )
+
+
+def _chat(fields: JsonFields) -> inference_pb2.ChatPrompt:
+    messages = []
+    for index, given in enumerate(fields.mappings("messages")):
+        inner = JsonFields(given)
+        message = inference_pb2.ChatMessage(role=inner.text("role") or "", content=_content(inner))
+        inner.neutral_only("tool_calls", ([],))
+        fields.take(f"messages[{index}].", inner)
+        messages.append(message)
+    opens = fields.flag("add_generation_prompt", default=True)
+    return inference_pb2.ChatPrompt(messages=messages, add_generation_prompt=opens)
+
+
+def _content(message: JsonFields) -> str:
+    """Text, or a list of text parts, which become lines."""
+    content = message.raw("content")
+    if not isinstance(content, list):
+        return message.text("content") or ""
+    parts = [JsonFields(part) for part in message.mappings("content")]
+    if any(part.raw("type") != "text" or not isinstance(part.raw("text"), str) for part in parts):
+        message.wrong("content", "only parts of type text are supported")
+        return ""
+    return "\n".join(part.text("text") or "" for part in parts)

@@ -1,0 +1,61 @@
+"""Which model is served here, learnt from its files and from the first worker that introduces itself.
+
+A worker that differs from it is refused by the names of what differs; the others serve on.
+"""
+
+from collections.abc import Callable, Iterable
+
+from crossdock.worker.v1 import worker_pb2 as pb
+from gateway.request import ModelCard
+from gateway.tokenizer import Tokenizer
+from gateway.worker_pool import WorkerRecord, WorkerState
+
+LENGTH_UNKNOWN = 2048
+"""Tokens, while neither the files nor a worker have said."""
+
+
+class ServedModel:
+    """name: what clients call it. workers: all that are attached, of both roles."""
+
+    def __init__(
+        self, name: str, tokenizer: Tokenizer, workers: Callable[[], Iterable[WorkerRecord]]
+    ) -> None:
+        self._name = name
+        self._tokenizer = tokenizer
+        self._workers = workers
+        self._first: pb.Welcome | None = None
+
+    def card(self) -> ModelCard:
+        """As it is known now."""
+        ready = [each.welcome for each in self._workers() if each.state is WorkerState.READY and each.welcome]
+        own = self._tokenizer.max_model_len
+        lengths = [welcome.max_model_len for welcome in ready] + ([own] if own is not None else [])
+        rooms = [welcome.total_blocks * welcome.block_size for welcome in ready]
+        return ModelCard(
+            name=self._name,
+            vocab_size=self._tokenizer.vocab_size,
+            max_model_len=min(lengths, default=LENGTH_UNKNOWN),
+            eos_token_ids=self._tokenizer.eos_token_ids,
+            digest=self._first.model_digest if self._first else "",
+            capacity_tokens=min(rooms, default=None),
+        )
+
+    def refusal(self, welcome: pb.Welcome) -> str | None:
+        """Why this worker cannot serve here, naming what differs; None for one that can."""
+        if welcome.vocab_size < self._tokenizer.vocab_size:
+            sizes = f"{welcome.vocab_size} tokens, the tokenizer has {self._tokenizer.vocab_size}"
+            return f"vocab_size: its model has {sizes}"
+        first = self._first or welcome
+        self._first = first
+        if welcome.layout_fingerprint == first.layout_fingerprint:
+            return None
+        return "; ".join(_differences(welcome, first)) or "layout_fingerprint: differs"
+
+
+def _differences(welcome: pb.Welcome, first: pb.Welcome) -> list[str]:
+    served = {field.name: field.value for field in first.layout_fields}
+    return [
+        f"{field.name}: {field.value[:16]}, served here is {served.get(field.name, 'nothing')[:16]}"
+        for field in welcome.layout_fields
+        if served.get(field.name) != field.value
+    ]

@@ -1,0 +1,194 @@
+"""Paged attention: right for any geometry, and the same bits however a sequence is cut into calls."""
+
+from dataclasses import dataclass
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from engine.kernels.backend import AttentionMeta, Backend
+
+LAYERS = 2
+LAYER = 1
+
+
+@dataclass(frozen=True, kw_only=True)
+class Prompt:
+    """The projections of one sequence, and the blocks that its keys and values go to."""
+
+    q: torch.Tensor
+    k: torch.Tensor
+    v: torch.Tensor
+    blocks: list[int]
+
+
+class Cache:
+    """A paged cache in which every byte that nobody wrote is NaN, and the sequences that live in it."""
+
+    def __init__(self, lengths, *, kv_heads, group, dim, block_size, dtype, seed=0):
+        random = torch.Generator().manual_seed(seed)
+        counts = [-(-length // block_size) for length in lengths]
+        free = torch.randperm(sum(counts) + 3, generator=random).tolist()
+        shape = (len(free), LAYERS, 2, block_size, kv_heads, dim)
+        self.tensor = torch.full(shape, torch.nan, dtype=dtype)
+        self.block_size = block_size
+        self.prompts = [
+            Prompt(
+                q=torch.randn(length, kv_heads * group, dim, generator=random),
+                k=torch.randn(length, kv_heads, dim, generator=random),
+                v=torch.randn(length, kv_heads, dim, generator=random),
+                blocks=[free.pop() for _ in range(count)],
+            )
+            for length, count in zip(lengths, counts, strict=True)
+        ]
+
+    def attend(self, backend: Backend, runs, window=None) -> list[torch.Tensor]:
+        """One call for runs of (sequence, first, end); writes their keys and values, returns a result per run."""
+        meta = self._meta(runs)
+        q, k, v = (
+            torch.cat([getattr(self.prompts[s], name)[a:b] for s, a, b in runs]) for name in ("q", "k", "v")
+        )
+        backend.write_kv(self.tensor, LAYER, k, v, meta.slots)
+        scale = q.shape[-1] ** -0.5
+        out = backend.attention(q, self.tensor, LAYER, meta, scale, window)
+        return list(out.split([b - a for _, a, b in runs]))
+
+    def exact(self, sequence: int, window: int | None) -> torch.Tensor:
+        """Float64 attention over the whole sequence, on keys and values as the cache rounds them."""
+        prompt = self.prompts[sequence]
+        group = prompt.q.shape[1] // prompt.k.shape[1]
+        k, v = (
+            x.to(self.tensor.dtype).double().repeat_interleave(group, dim=1) for x in (prompt.k, prompt.v)
+        )
+        scores = torch.einsum("qhd,khd->hqk", prompt.q.double(), k) * prompt.q.shape[-1] ** -0.5
+        age = torch.arange(len(k)).unsqueeze(1) - torch.arange(len(k))
+        hidden = (age < 0) | (age >= (window or len(k)))
+        weights = scores.masked_fill(hidden, -torch.inf).softmax(dim=-1)
+        return torch.einsum("hqk,khd->qhd", weights, v)
+
+    def _meta(self, runs) -> AttentionMeta:
+        size = self.block_size
+        positions = [p for _, a, b in runs for p in range(a, b)]
+        slots = [self.prompts[s].blocks[p // size] * size + p % size for s, a, b in runs for p in range(a, b)]
+        starts = [0]
+        for _, a, b in runs:
+            starts.append(starts[-1] + b - a)
+        used = [self.prompts[s].blocks[: -(-b // size)] for s, _, b in runs]
+        width = max(map(len, used))
+        return AttentionMeta(
+            positions=torch.tensor(positions, dtype=torch.int32),
+            slots=torch.tensor(slots, dtype=torch.int64),
+            query_starts=torch.tensor(starts, dtype=torch.int32),
+            context_lengths=torch.tensor([b for _, _, b in runs], dtype=torch.int32),
+            block_tables=torch.tensor([ids + [-1] * (width - len(ids)) for ids in used], dtype=torch.int32),
+        )
+
+
+def cut(length: int, step: int) -> list[tuple[int, int]]:
+    return [(first, min(first + step, length)) for first in range(0, length, step)]
+
+
+@settings(max_examples=40, deadline=None)
+@given(
+    lengths=st.lists(st.integers(1, 90), min_size=1, max_size=3),
+    kv_heads=st.integers(1, 3),
+    group=st.integers(1, 4),
+    dim=st.sampled_from([8, 16, 24, 40, 64, 72, 128, 256]),
+    block_size=st.sampled_from([1, 3, 16, 64, 100]),
+    dtype=st.sampled_from([torch.float32, torch.bfloat16]),
+    window=st.none() | st.integers(1, 100),
+    seed=st.integers(0, 99),
+)
+def test_attention_of_any_geometry_is_close_to_float64(
+    backend_of, lengths, kv_heads, group, dim, block_size, dtype, window, seed
+):
+    cache = Cache(
+        lengths, kv_heads=kv_heads, group=group, dim=dim, block_size=block_size, dtype=dtype, seed=seed
+    )
+    runs = [(sequence, 0, length) for sequence, length in enumerate(lengths)]
+    for sequence, got in enumerate(cache.attend(backend_of(torch.float32, 2), runs, window)):
+        torch.testing.assert_close(got.double(), cache.exact(sequence, window), atol=5e-6, rtol=5e-6)
+
+
+@pytest.mark.parametrize("window", [None, 1, 37, 100])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("group", [1, 2, 3, 4])
+def test_whole_prompt_chunks_and_single_tokens_agree_bit_by_bit(backend_of, group, dtype, window):
+    length = 150
+    backend: Backend = backend_of(torch.float32, 1)
+    results = []
+    for step in (length, 1, 7, 64):
+        cache = Cache([length], kv_heads=2, group=group, dim=40, block_size=16, dtype=dtype)
+        parts = [cache.attend(backend, [(0, a, b)], window)[0] for a, b in cut(length, step)]
+        results.append(torch.cat(parts))
+    for other in results[1:]:
+        assert torch.equal(other, results[0])
+
+
+@pytest.mark.parametrize("threads", [1, 2])
+def test_a_sequence_has_the_same_bits_alone_and_among_others(backend_of, threads):
+    lengths = [130, 1, 64, 200, 65]
+    geometry = {"kv_heads": 3, "group": 3, "dim": 64, "block_size": 16, "dtype": torch.bfloat16}
+    runs = [(sequence, 0, length) for sequence, length in enumerate(lengths)]
+    together = Cache(lengths, **geometry).attend(backend_of(torch.float32, threads), runs)
+    lonely = Cache(lengths, **geometry)
+    for run, among_others in zip(runs, together, strict=True):
+        assert torch.equal(lonely.attend(backend_of(torch.float32, 1), [run])[0], among_others)
+
+
+def test_prompt_chunks_and_single_tokens_mix_in_one_call(backend_of):
+    lengths = [100, 80, 33]
+    geometry = {"kv_heads": 1, "group": 4, "dim": 16, "block_size": 8, "dtype": torch.float32}
+    backend: Backend = backend_of(torch.float32, 2)
+    cache, mixed = Cache(lengths, **geometry), Cache(lengths, **geometry)
+    wanted = [cache.attend(backend, [(s, 0, length)])[0] for s, length in enumerate(lengths)]
+    mixed.attend(backend, [(0, 0, 99), (1, 0, 10)])
+    got = mixed.attend(backend, [(0, 99, 100), (1, 10, 80), (2, 0, 33)])
+    assert torch.equal(got[0], wanted[0][99:])
+    assert torch.equal(got[1], wanted[1][10:])
+    assert torch.equal(got[2], wanted[2])
+
+
+def test_bits_do_not_depend_on_the_block_size(backend_of):
+    backend: Backend = backend_of(torch.float32, 1)
+    results = []
+    for block_size in (1, 5, 16, 128):
+        cache = Cache([140], kv_heads=2, group=2, dim=24, block_size=block_size, dtype=torch.float32)
+        cache.prompts[0] = Prompt(
+            q=torch.linspace(-1, 1, 140 * 4 * 24).sin().view(140, 4, 24),
+            k=torch.linspace(-9, 2, 140 * 2 * 24).cos().view(140, 2, 24),
+            v=torch.linspace(-3, 8, 140 * 2 * 24).cos().view(140, 2, 24),
+            blocks=cache.prompts[0].blocks,
+        )
+        results.append(cache.attend(backend, [(0, 0, 140)])[0])
+    for other in results[1:]:
+        assert torch.equal(other, results[0])
+
+
+@pytest.mark.parametrize("window", [None, 20])
+def test_a_broken_position_touches_only_the_rows_that_see_it(backend_of, window):
+    backend: Backend = backend_of(torch.float32, 1)
+    geometry = {"kv_heads": 1, "group": 3, "dim": 64, "block_size": 16, "dtype": torch.float32}
+    wanted = Cache([120], **geometry).attend(backend, [(0, 0, 120)], window)[0]
+    cache = Cache([120], **geometry)
+    cache.prompts[0].v[70] = torch.nan
+    cache.prompts[0].k[70] = torch.nan
+    got = cache.attend(backend, [(0, 0, 120)], window)[0]
+    end = 120 if window is None else 70 + window
+    assert torch.equal(got[:70], wanted[:70])
+    assert got[70:end].isnan().all()
+    assert torch.equal(got[end:], wanted[end:])
+
+
+def test_queries_may_be_a_slice_of_a_wider_projection(backend_of):
+    backend: Backend = backend_of(torch.float32, 1)
+    geometry = {"kv_heads": 2, "group": 2, "dim": 16, "block_size": 4, "dtype": torch.float32}
+    wanted = Cache([20], **geometry).attend(backend, [(0, 0, 20)])[0]
+    cache = Cache([20], **geometry)
+    prompt = cache.prompts[0]
+    fused = torch.cat([prompt.q, prompt.k, prompt.v], dim=1).view(20, -1)
+    q, k, v = (x.view(20, -1, 16) for x in fused.split([4 * 16, 2 * 16, 2 * 16], dim=1))
+    meta = cache._meta([(0, 0, 20)])
+    backend.write_kv(cache.tensor, LAYER, k, v, meta.slots)
+    assert torch.equal(backend.attention(q, cache.tensor, LAYER, meta, 0.25, None), wanted)

@@ -1,0 +1,136 @@
+"""A scripted source of tokens, and a frontend over it with the default model's own tokenizer."""
+
+import asyncio
+import json
+from collections.abc import AsyncGenerator, Callable, Sequence
+from datetime import UTC, datetime
+from itertools import count
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from gateway.frontend import Frontend
+from gateway.request import EndReason, ModelCard, Request, Token, TokenBatch
+from gateway.tokenizer import Tokenizer, load_tokenizer
+from service.config import DEFAULT_MODEL
+from service.metrics import Metrics
+from service.model_source import resolve_model
+
+GOLDEN = Path(__file__).parents[1] / "data" / "golden_smollm2_fp32.jsonl"
+
+Step = TokenBatch | Exception | asyncio.Event
+
+
+class ScriptedSource:
+    """Plays its steps for each request: a batch is yielded, an exception raised, an event waited for."""
+
+    def __init__(self, steps: Sequence[Step]) -> None:
+        self.steps = steps
+        self.requests: list[Request] = []
+        self.started = asyncio.Event()
+        self.closed = asyncio.Event()
+
+    async def run(self, request: Request) -> AsyncGenerator[TokenBatch, None]:
+        self.requests.append(request)
+        self.started.set()
+        try:
+            for step in self.steps:
+                if isinstance(step, asyncio.Event):
+                    await step.wait()
+                elif isinstance(step, TokenBatch):
+                    yield step
+                else:
+                    raise step
+        finally:
+            self.closed.set()
+
+
+def make_batches(
+    token_ids: Sequence[int],
+    *,
+    end: EndReason | None = EndReason.LENGTH,
+    size: int = 1,
+    first: int = 0,
+    alternatives: int | None = None,
+    cached_tokens: int = 0,
+) -> list[TokenBatch]:
+    """An answer in batches of `size` tokens. alternatives: how many each token brings."""
+    tokens = [
+        Token(
+            position=first + index,
+            token_id=token_id,
+            logprob=None if alternatives is None else -0.5,
+            top=tuple((token_id + rank, -0.5 - rank) for rank in range(alternatives or 0)),
+        )
+        for index, token_id in enumerate(token_ids)
+    ]
+    starts = range(0, len(tokens), size)
+    return [
+        TokenBatch(
+            tokens=tuple(tokens[start : start + size]),
+            end=end if start + size >= len(tokens) else None,
+            cached_tokens=cached_tokens,
+        )
+        for start in starts
+    ]
+
+
+@pytest.fixture(scope="session")
+def model_file() -> Path:
+    return resolve_model(DEFAULT_MODEL)
+
+
+@pytest.fixture(scope="session")
+def tokenizer(model_file: Path) -> Tokenizer:
+    return load_tokenizer(model_file)
+
+
+@pytest.fixture(scope="session")
+def golden() -> list[dict[str, Any]]:
+    return [json.loads(line) for line in GOLDEN.read_text(encoding="utf-8").splitlines()]
+
+
+@pytest.fixture(scope="session")
+def card(tokenizer: Tokenizer) -> ModelCard:
+    return ModelCard(
+        name="smol",
+        vocab_size=tokenizer.vocab_size,
+        max_model_len=512,
+        eos_token_ids=tokenizer.eos_token_ids,
+        digest="ab12",
+        capacity_tokens=None,
+    )
+
+
+@pytest.fixture
+def batches() -> Callable[..., list[TokenBatch]]:
+    return make_batches
+
+
+@pytest.fixture
+def scripted() -> Callable[..., ScriptedSource]:
+    return lambda *steps: ScriptedSource(steps)
+
+
+@pytest.fixture
+def frontend_over(card: ModelCard, tokenizer: Tokenizer) -> Callable[..., Frontend]:
+    """A frontend over a source. Its clock reads 0, 1, 2, ..., its ids are "id-1", "id-2", ..., its seed is
+    7."""
+
+    def make(source: ScriptedSource, **changes: Any) -> Frontend:
+        ids, ticks = count(1), count()
+        given = {
+            "card": lambda: card,
+            "tokenizer": tokenizer,
+            "source": source,
+            "metrics": Metrics(),
+            "new_id": lambda: f"id-{next(ids)}",
+            "new_seed": lambda: 7,
+            "monotonic": lambda: float(next(ticks)),
+            "wall": lambda: datetime(2030, 1, 2, tzinfo=UTC),
+            "ready": lambda: True,
+        }
+        return Frontend(**{**given, **changes})
+
+    return make

@@ -1,0 +1,277 @@
+"""What is accepted and what is refused, field by field."""
+
+import math
+from datetime import UTC, datetime
+
+import pytest
+
+from crossdock.v1 import inference_pb2
+from gateway.request import ModelCard, Sampling
+from gateway.tokenizer import Tokenizer
+from gateway.validation import accept
+from service.errors import DeadlineExpired, InvalidRequest, ModelNotFound
+
+VOCAB, LENGTH = 49152, 512
+SMALLEST = 5e-324
+
+
+def spec(**fields):
+    return inference_pb2.GenerationSpec(**{"text": "The capital of France is", **fields})
+
+
+def sampling(**fields):
+    return spec(sampling=inference_pb2.SamplingParams(**fields))
+
+
+def stop(**fields):
+    return spec(stop=inference_pb2.StopConditions(**fields))
+
+
+def ids(values):
+    return inference_pb2.GenerationSpec(token_ids=inference_pb2.TokenIds(ids=values))
+
+
+def chat(*messages):
+    given = [inference_pb2.ChatMessage(role=role, content=content) for role, content in messages]
+    return inference_pb2.GenerationSpec(chat=inference_pb2.ChatPrompt(messages=given))
+
+
+@pytest.fixture
+def take(card, tokenizer):
+    def take(asked, *, card=card, tokenizer=tokenizer, time_left_s=None):
+        return accept(
+            asked,
+            card,
+            tokenizer,
+            new_id=lambda: "made",
+            new_seed=lambda: 7,
+            now=100.0,
+            today=datetime(2030, 1, 2, tzinfo=UTC),
+            time_left_s=time_left_s,
+        )
+
+    return take
+
+
+def refused(take, asked, **given) -> dict[str, str]:
+    with pytest.raises(InvalidRequest) as caught:
+        take(asked, **given)
+    return {violation.field: violation.description for violation in caught.value.violations}
+
+
+def test_absent_fields_take_their_defaults(take):
+    request = take(spec())
+    assert request.id == "made" and request.model == "smol"
+    assert request.prompt_token_ids == (504, 3575, 282, 4649, 314)
+    assert request.sampling == Sampling(temperature=1.0, top_p=1.0, top_k=0, min_p=0.0, seed=7, logprobs=None)
+    assert request.stop.max_tokens == LENGTH - 5
+    assert request.stop.token_ids == {2} and request.stop.min_tokens == 0
+    assert request.deadline is None
+
+
+def test_given_fields_are_taken_as_they_are(take):
+    request = take(
+        spec(
+            model="smol",
+            request_id="mine",
+            sampling=inference_pb2.SamplingParams(
+                temperature=0, top_p=0.5, top_k=3, min_p=0.1, seed=-(2**63), max_tokens=9, min_tokens=9, n=1
+            ),
+            stop=inference_pb2.StopConditions(
+                strings=["a", "b"], token_ids=[5], ignore_eos=True, include_stop_string=True
+            ),
+            output=inference_pb2.OutputOptions(logprobs=0, include_special_tokens=True),
+        ),
+        time_left_s=2.5,
+    )
+    assert request.id == "mine" and request.deadline == 102.5 and request.include_special_tokens
+    assert request.sampling == Sampling(
+        temperature=0.0, top_p=0.5, top_k=3, min_p=0.1, seed=-(2**63), logprobs=0
+    )
+    assert (request.stop.max_tokens, request.stop.min_tokens, request.stop.token_ids) == (9, 9, {5})
+    assert request.stop.strings == ("a", "b") and request.stop.include_string
+
+
+@pytest.mark.parametrize(
+    ("field", "good", "bad"),
+    [
+        ("temperature", [0, SMALLEST, 2], [-SMALLEST, 2.0000001, math.nan, math.inf, -math.inf]),
+        ("top_p", [SMALLEST, 1], [0, -0.0, 1.0000001, -1, math.nan, math.inf]),
+        ("min_p", [0, 1], [-SMALLEST, 1.0000001, math.nan, math.inf]),
+        ("top_k", [0, 1, VOCAB], [-1, VOCAB + 1, 2**31 - 1, -(2**31)]),
+        ("max_tokens", [1, LENGTH - 5], [0, -1, LENGTH + 1, 2**31 - 1, -(2**31)]),
+        ("min_tokens", [0, 1, LENGTH - 5], [-1, LENGTH + 1, 2**31 - 1, -(2**31)]),
+        ("n", [1], [0, -1, 2, 2**31 - 1]),
+        ("seed", [0, -1, 2**63 - 1, -(2**63)], []),
+    ],
+)
+def test_numbers_are_held_to_their_range(take, field, good, bad):
+    for value in good:
+        take(sampling(**{field: value}))
+    for value in bad:
+        assert list(refused(take, sampling(**{field: value}))) == [f"sampling.{field}"], value
+
+
+@pytest.mark.parametrize(("value", "fine"), [(0, True), (20, True), (-1, False), (21, False), (VOCAB, False)])
+def test_logprobs_are_bounded(take, value, fine):
+    asked = spec(output=inference_pb2.OutputOptions(logprobs=value))
+    if fine:
+        assert take(asked).sampling.logprobs == value
+    else:
+        assert refused(take, asked) == {"output.logprobs": "must be in [0, 20]"}
+
+
+def test_more_than_one_answer_is_refused_as_must_be_one(take):
+    assert refused(take, sampling(n=2)) == {"sampling.n": "must be 1"}
+
+
+@pytest.mark.parametrize(
+    ("asked", "fields"),
+    [
+        (stop(strings=["x"] * 16), []),
+        (stop(strings=["x"] * 17), ["stop.strings"]),
+        (stop(strings=["x"] * 10_000), ["stop.strings"]),
+        (stop(strings=["é" * 128]), []),
+        (stop(strings=["é" * 128 + "x"]), ["stop.strings[0]"]),
+        (stop(strings=["a", ""]), ["stop.strings[1]"]),
+        (stop(strings=["x" * 1_000_000]), ["stop.strings[0]"]),
+        (stop(token_ids=[VOCAB - 1] * 64), []),
+        (stop(token_ids=[1] * 65), ["stop.token_ids"]),
+        (stop(token_ids=[VOCAB]), ["stop.token_ids"]),
+        (stop(token_ids=[2**32 - 1]), ["stop.token_ids"]),
+        (spec(request_id="x" * 128), []),
+        (spec(request_id="x" * 129), ["request_id"]),
+        (spec(request_id="a\nb"), ["request_id"]),
+        (spec(request_id="é"), ["request_id"]),
+        (spec(model="x" * 257), ["model"]),
+        (ids([0, VOCAB - 1]), []),
+        (ids([VOCAB]), ["token_ids.ids"]),
+        (ids([2**31 - 1]), ["token_ids.ids"]),
+        (ids([]), ["token_ids.ids"]),
+        (inference_pb2.GenerationSpec(), ["prompt"]),
+        (spec(text=""), ["text"]),
+        (chat(), ["chat.messages"]),
+        (
+            chat(("user", "hi"), ("", "x"), ("r" * 65, "x")),
+            ["chat.messages[1].role", "chat.messages[2].role"],
+        ),
+    ],
+)
+def test_lists_texts_and_prompts_are_held_to_their_limits(take, asked, fields):
+    if fields:
+        assert list(refused(take, asked)) == fields
+    else:
+        take(asked)
+
+
+def test_every_broken_rule_is_named_at_once(take):
+    asked = inference_pb2.GenerationSpec(
+        token_ids=inference_pb2.TokenIds(ids=[VOCAB]),
+        sampling=inference_pb2.SamplingParams(temperature=3, top_p=math.nan, n=4),
+        stop=inference_pb2.StopConditions(strings=[""]),
+        output=inference_pb2.OutputOptions(logprobs=99),
+        request_id="\x07",
+    )
+    assert set(refused(take, asked)) == {
+        "token_ids.ids",
+        "sampling.temperature",
+        "sampling.top_p",
+        "sampling.n",
+        "stop.strings[0]",
+        "output.logprobs",
+        "request_id",
+    }
+
+
+def test_refusals_name_fields_and_limits_and_never_contents(take):
+    secret = "s3cret"
+    asked = spec(text=secret * 10_000, request_id=secret * 100, model="smol")
+    asked.stop.strings.extend([secret * 100])
+    assert secret not in str(refused(take, asked))
+
+
+@pytest.mark.parametrize(
+    ("asked", "field"),
+    [
+        (ids([1] * LENGTH), "prompt"),
+        (ids([1] * (LENGTH + 1)), "token_ids.ids"),
+        (spec(text="a b c d" * LENGTH), "prompt"),
+        (spec(text="a" * (16 * LENGTH + 1)), "text"),
+        (chat(("user", "a" * 16 * LENGTH)), "chat.messages"),
+        (chat(("user", "a b c d" * LENGTH)), "prompt"),
+        (sampling(max_tokens=LENGTH - 4), "sampling.max_tokens"),
+    ],
+)
+def test_what_is_too_long_has_its_own_reason_and_the_numbers(take, asked, field):
+    with pytest.raises(InvalidRequest) as caught:
+        take(asked)
+    (violation,) = caught.value.violations
+    assert violation.field == field and caught.value.reason == "CONTEXT_LENGTH_EXCEEDED"
+    assert str(LENGTH) in violation.description
+
+
+def test_the_longest_prompt_leaves_one_token(take):
+    assert take(ids([1] * (LENGTH - 1))).stop.max_tokens == 1
+
+
+def test_an_oversized_text_is_refused_without_being_tokenised(card, take):
+    class Untouchable(Tokenizer):
+        def __init__(self):
+            self.chat = object()
+
+        def encode(self, text):
+            raise AssertionError("tokenised")
+
+    for asked in (spec(text="a" * 10**6), chat(("user", "a" * 10**6)), sampling(n=2)):
+        refused(take, asked, tokenizer=Untouchable())
+
+
+def test_a_small_pool_bounds_a_request_too(card, take):
+    small = ModelCard(
+        name="smol",
+        vocab_size=VOCAB,
+        max_model_len=LENGTH,
+        eos_token_ids=(2,),
+        digest="",
+        capacity_tokens=8,
+    )
+    assert take(spec(), card=small).stop.max_tokens == 3
+    assert "at most 8 tokens" in refused(take, ids([1] * 9), card=small)["token_ids.ids"]
+
+
+def test_min_tokens_stay_under_the_default_of_max_tokens(take):
+    assert refused(take, sampling(min_tokens=LENGTH - 4)) == {
+        "sampling.min_tokens": f"must be in [0, {LENGTH - 5}], at most max_tokens"
+    }
+
+
+def test_min_tokens_over_max_tokens_are_refused(take):
+    assert list(refused(take, sampling(max_tokens=3, min_tokens=4))) == ["sampling.min_tokens"]
+
+
+def test_another_model_is_not_found(take):
+    with pytest.raises(ModelNotFound):
+        take(spec(model="other"))
+
+
+def test_a_deadline_that_has_passed_is_refused_at_the_door(take):
+    with pytest.raises(DeadlineExpired):
+        take(spec(), time_left_s=0.0)
+
+
+def test_a_chat_is_rendered_and_opens_the_answer_unless_told_not_to(take, tokenizer):
+    opened = take(chat(("user", "hi")))
+    text = tokenizer.decode(opened.prompt_token_ids, include_special=True)
+    assert text.endswith("<|im_start|>user\nhi<|im_end|>\n<|im_start|>assistant\n")
+    asked = chat(("user", "hi"))
+    asked.chat.add_generation_prompt = False
+    closed = take(asked)
+    assert tokenizer.decode(closed.prompt_token_ids, include_special=True).endswith("hi<|im_end|>\n")
+
+
+def test_a_model_without_a_template_cannot_chat(take, tokenizer):
+    class Plain(Tokenizer):
+        def __init__(self):
+            self.chat = None
+
+    assert list(refused(take, chat(("user", "hi")), tokenizer=Plain())) == ["chat"]

@@ -1,0 +1,236 @@
+"""The gRPC server of a process: its address, and its end."""
+
+import asyncio
+import os
+import signal
+import socket
+
+import grpc
+import pytest
+from grpc_health.v1 import health_pb2, health_pb2_grpc
+
+from service.channel import open_channel
+from service.health import READINESS, Health
+from service.server import BindError, bind, create_server, enable_reflection, is_wildcard, run_until_signal
+
+SERVING = health_pb2.HealthCheckResponse.SERVING
+NOT_SERVING = health_pb2.HealthCheckResponse.NOT_SERVING
+
+
+class Slow(grpc.GenericRpcHandler):
+    """One method that answers when `go` is set."""
+
+    def __init__(self) -> None:
+        self.started, self.go = asyncio.Event(), asyncio.Event()
+
+    def service(self, handler_call_details):
+        if handler_call_details.method != "/test.Service/Slow":
+            return None
+
+        async def slow(request, context):
+            self.started.set()
+            await self.go.wait()
+            return b"done"
+
+        return grpc.unary_unary_rpc_method_handler(slow)
+
+
+class Running:
+    """A server that waits for a signal, and a channel to it."""
+
+    def __init__(self, before_stop=None, grace_s: float = 30) -> None:
+        self.before_stop, self.grace_s = before_stop, grace_s
+        self.slow, self.health = Slow(), Health(["test.Service"])
+        self.ended, self.cleaned = asyncio.Event(), []
+
+    async def __aenter__(self) -> "Running":
+        server = create_server()
+        server.add_generic_rpc_handlers((self.slow,))
+        await self.health.register(server)
+        port = bind(server, "127.0.0.1:0")
+        await server.start()
+        await self.health.set_ready(True)
+        self.channel = open_channel(f"127.0.0.1:{port}")
+        self.checks = health_pb2_grpc.HealthStub(self.channel)
+        self.waiting = asyncio.create_task(
+            run_until_signal(
+                server,
+                self.health,
+                grace_s=self.grace_s,
+                before_stop=self.before_stop,
+                cleanups=[self._clean],
+                ended=self.ended,
+            )
+        )
+        assert await self.status("") == SERVING  # by then the signal handlers are up as well
+        return self
+
+    async def __aexit__(self, *exception) -> None:
+        self.slow.go.set()
+        self.ended.set()
+        await self.waiting
+        await self.channel.close()
+
+    async def call(self) -> bytes:
+        return await self.channel.unary_unary("/test.Service/Slow")(b"", timeout=20)
+
+    async def status(self, service: str):
+        return (await self.checks.Check(health_pb2.HealthCheckRequest(service=service), timeout=10)).status
+
+    async def _clean(self) -> None:
+        self.cleaned.append(self.slow.go.is_set())
+
+
+async def test_a_signal_lets_running_calls_end_and_then_cleans_up():
+    async with Running() as running:
+        call = asyncio.create_task(running.call())
+        await running.slow.started.wait()
+        watch = running.checks.Watch(health_pb2.HealthCheckRequest(service=READINESS), timeout=20)
+        assert (await watch.read()).status == SERVING
+        os.kill(os.getpid(), signal.SIGTERM)
+        assert (await watch.read()).status == NOT_SERVING
+        watch.cancel()
+        assert running.cleaned == []
+        running.slow.go.set()
+        assert await call == b"done"
+        await running.waiting
+        assert running.cleaned == [True]
+
+
+async def test_a_second_signal_does_not_wait_for_running_calls():
+    async with Running() as running:
+        call = asyncio.create_task(running.call())
+        await running.slow.started.wait()
+        watch = running.checks.Watch(health_pb2.HealthCheckRequest(service=""), timeout=20)
+        assert (await watch.read()).status == SERVING
+        os.kill(os.getpid(), signal.SIGINT)
+        assert (await watch.read()).status == NOT_SERVING
+        os.kill(os.getpid(), signal.SIGINT)
+        with pytest.raises(grpc.aio.AioRpcError) as raised:
+            await call
+        assert raised.value.code() is grpc.StatusCode.UNAVAILABLE
+        await running.waiting
+        assert running.cleaned == [False]
+
+
+async def test_the_drain_comes_before_new_calls_are_refused():
+    async def drain():
+        assert await running.status("") == NOT_SERVING
+        running.slow.go.set()
+        assert await running.call() == b"done"
+        drained.set()
+
+    drained = asyncio.Event()
+    async with Running(before_stop=drain) as running:
+        running.ended.set()
+        await running.waiting
+    assert drained.is_set()
+
+
+async def test_a_drain_that_takes_too_long_is_cut():
+    async def drain():
+        try:
+            await asyncio.Event().wait()
+        finally:
+            cut.set()
+
+    cut = asyncio.Event()
+    async with Running(before_stop=drain, grace_s=0.01) as running:
+        running.ended.set()
+        await running.waiting
+    assert cut.is_set()
+    assert running.cleaned == [False]
+
+
+async def test_a_process_can_end_itself():
+    async with Running() as running:
+        running.ended.set()
+        await running.waiting
+        assert running.cleaned == [False]
+
+
+async def test_a_process_is_alive_before_it_is_ready():
+    async with Running() as running:
+        await running.health.set_ready(False)
+        assert await running.status("") == SERVING
+        assert await running.status(READINESS) == NOT_SERVING
+        assert await running.status("test.Service") == NOT_SERVING
+        await running.health.set_ready(True)
+        assert await running.status("test.Service") == SERVING
+
+
+async def test_a_port_in_use_is_refused_in_one_line():
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        with pytest.raises(BindError) as raised:
+            bind(create_server(), f"127.0.0.1:{taken.getsockname()[1]}")
+    assert "taken" in str(raised.value)
+    assert "\n" not in str(raised.value)
+
+
+async def test_two_servers_never_share_a_port():
+    first, second = create_server(), create_server()
+    port = bind(first, "127.0.0.1:0")
+    await first.start()
+    with pytest.raises(BindError):
+        bind(second, f"127.0.0.1:{port}")
+    await first.stop(None)
+
+
+@pytest.mark.parametrize("address", ["0.0.0.0:0", "[::]:0", "*:0", ":0", "0:0", "0x0:0"])
+async def test_every_interface_is_listened_on_only_when_asked(address):
+    assert is_wildcard(address)
+    with pytest.raises(BindError, match="allow-wildcard-bind"):
+        bind(create_server(), address)
+
+
+@pytest.mark.parametrize("address", ["127.0.0.1:1", "[::1]:1", "localhost:1", "unix:/tmp/x", "10.0.0.1:1"])
+def test_a_named_interface_is_no_wildcard(address):
+    assert not is_wildcard(address)
+
+
+async def test_a_wildcard_is_listened_on_when_asked():
+    assert bind(create_server(), "0.0.0.0:0", allow_wildcard=True) > 0
+
+
+async def test_a_unix_socket_is_an_address(tmp_path):
+    server, slow = create_server(), Slow()
+    server.add_generic_rpc_handlers((slow,))
+    assert bind(server, f"unix:{tmp_path}/x.grpc") == 0
+    await server.start()
+    slow.go.set()
+    async with open_channel(f"unix:{tmp_path}/x.grpc") as channel:
+        assert await channel.unary_unary("/test.Service/Slow")(b"", timeout=10) == b"done"
+    await server.stop(None)
+
+
+async def test_a_message_over_the_limit_is_refused():
+    server, slow = create_server(message_bytes_max=1000), Slow()
+    server.add_generic_rpc_handlers((slow,))
+    port = bind(server, "127.0.0.1:0")
+    await server.start()
+    slow.go.set()
+    async with open_channel(f"127.0.0.1:{port}") as channel:
+        call = channel.unary_unary("/test.Service/Slow")
+        assert await call(bytes(900), timeout=10) == b"done"
+        with pytest.raises(grpc.aio.AioRpcError) as raised:
+            await call(bytes(1100), timeout=10)
+    assert raised.value.code() is grpc.StatusCode.RESOURCE_EXHAUSTED
+    await server.stop(None)
+
+
+async def test_reflection_lists_what_it_was_told():
+    from grpc_reflection.v1alpha import reflection_pb2, reflection_pb2_grpc
+
+    server = create_server()
+    enable_reflection(server, ["crossdock.v1.InferenceService"])
+    port = bind(server, "127.0.0.1:0")
+    await server.start()
+    async with open_channel(f"127.0.0.1:{port}") as channel:
+        call = reflection_pb2_grpc.ServerReflectionStub(channel).ServerReflectionInfo(timeout=10)
+        await call.write(reflection_pb2.ServerReflectionRequest(list_services=""))
+        answer = await call.read()
+        call.cancel()
+    assert "crossdock.v1.InferenceService" in {s.name for s in answer.list_services_response.service}
+    await server.stop(None)

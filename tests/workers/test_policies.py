@@ -1,0 +1,79 @@
+import pytest
+
+from decode_worker.policy import DecodePolicy
+from engine.policy import SequenceView, View
+from prefill_worker.policy import PrefillPolicy
+
+
+def view_of(name, uncomputed, *, length=None, blocks=0, arrived=0.0):
+    return SequenceView(
+        id=(name, 1, 0),
+        uncomputed=uncomputed,
+        length=length or uncomputed,
+        blocks_to_start=blocks,
+        arrived=arrived,
+    )
+
+
+def planned(policy, waiting=(), running=(), blocks=100, now=0.0):
+    plan = policy.plan(View(waiting=tuple(waiting), running=tuple(running), available_blocks=blocks), now)
+    return {work.id[0]: work.count for work in plan.work}
+
+
+PREFILL = PrefillPolicy(budget_tokens=100, seats=4, ageing_tokens_per_s=10.0, passing_s=2.0)
+DECODE = DecodePolicy(budget_tokens=100, seats=4, passing_s=2.0)
+
+
+@pytest.mark.parametrize(
+    ("waiting", "running", "expected"),
+    [
+        ([], [], {}),
+        ([view_of("a", 30)], [], {"a": 30}),
+        ([view_of("a", 300)], [], {"a": 100}),
+        ([view_of("a", 40), view_of("b", 50), view_of("c", 60)], [], {"a": 40, "b": 50, "c": 10}),
+        ([view_of("short", 20)], [view_of("long", 400)], {"short": 20, "long": 80}),
+        ([view_of("big", 10, blocks=101)], [], {}),
+        ([view_of("big", 10, blocks=101), view_of("small", 20, blocks=2)], [], {"small": 20}),
+        ([view_of(n, 10) for n in "abcdef"], [], {"a": 10, "b": 10, "c": 10, "d": 10}),
+    ],
+)
+def test_the_prefill_policy_fills_its_budget_with_the_shortest_prompts(waiting, running, expected):
+    assert planned(PREFILL, waiting, running) == expected
+
+
+def test_a_long_prompt_that_has_waited_goes_before_a_short_one():
+    short, long = view_of("short", 60, arrived=100.0), view_of("long", 400, arrived=0.0)
+    assert planned(PREFILL, [short, long], now=100.0) == {"long": 100}
+
+
+def test_one_that_does_not_fit_is_passed_for_a_bounded_time_only():
+    big, small = view_of("big", 10, blocks=101), view_of("small", 20, blocks=2, arrived=5.0)
+    assert planned(PREFILL, [big, small], now=1.0) == {"small": 20}
+    assert planned(PREFILL, [big, small], now=5.0) == {}
+
+
+@pytest.mark.parametrize(
+    ("waiting", "running", "expected"),
+    [
+        ([], [view_of("a", 1), view_of("b", 1)], {"a": 1, "b": 1}),
+        ([view_of("p", 500)], [view_of("a", 1), view_of("b", 1)], {"a": 1, "b": 1, "p": 98}),
+        ([view_of("p", 500)], [view_of("q", 90), view_of("a", 1)], {"a": 1, "q": 90, "p": 9}),
+        ([view_of("p", 5)], [view_of(n, 1) for n in "abcd"], {"a": 1, "b": 1, "c": 1, "d": 1}),
+        ([view_of("p", 5, blocks=101)], [view_of("a", 1)], {"a": 1}),
+    ],
+)
+def test_the_decode_policy_gives_every_generating_sequence_its_token_first(waiting, running, expected):
+    assert planned(DECODE, waiting, running) == expected
+
+
+def test_generating_sequences_are_never_cut_by_the_budget():
+    policy = DecodePolicy(budget_tokens=2, seats=8)
+    assert planned(policy, [view_of("p", 9)], [view_of(n, 1) for n in "abcd"]) == dict.fromkeys("abcd", 1)
+
+
+def test_reservations_are_granted_in_order_while_blocks_and_seats_last():
+    asking = tuple(view_of(n, 10, blocks=30) for n in "abcde")
+    granted = DECODE.grant(asking, available_blocks=100, taken_seats=0, now=0.0)
+    assert [each.id[0] for each in granted] == ["a", "b", "c"]
+    granted = DECODE.grant(asking, available_blocks=1000, taken_seats=3, now=0.0)
+    assert [each.id[0] for each in granted] == ["a"]
