@@ -15,10 +15,9 @@ from service.readiness import Field
 from service.startup import EXIT_CODE, StartupError
 
 _LINE_BYTES_MAX = 1 << 20
-_BACKOFF_S = 0.2
 _BACKOFF_MAX_S = 10.0
 _STARTS_MAX = 5
-_KILL_MARGIN_S = 1.0
+_KILL_MARGIN_S = 2.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -36,13 +35,18 @@ class ChildFailure(StartupError):
 
 
 class Supervisor:
-    """say: takes one line for the operator. shutdown_timeout_s: between asking a child to end and killing
-    it."""
+    """say: takes one line for the operator. shutdown_timeout_s: between asking a child to end and killing it.
+    backoff_s: before the first restart; doubled after each life in which the child was not ready."""
 
     def __init__(
-        self, specs: Sequence[ChildSpec], *, say: Callable[[str], None], shutdown_timeout_s: float
+        self,
+        specs: Sequence[ChildSpec],
+        *,
+        say: Callable[[str], None],
+        shutdown_timeout_s: float,
+        backoff_s: float = 0.2,
     ) -> None:
-        self._children = [_Child(spec, say) for spec in specs]
+        self._children = [_Child(spec, say, backoff_s) for spec in specs]
         self._shutdown_timeout_s = shutdown_timeout_s
 
     async def start(self) -> dict[str, Mapping[str, Field]]:
@@ -69,8 +73,9 @@ class Supervisor:
 class _Child:
     """One child through all its lives."""
 
-    def __init__(self, spec: ChildSpec, say: Callable[[str], None]) -> None:
+    def __init__(self, spec: ChildSpec, say: Callable[[str], None], backoff_s: float) -> None:
         self.spec = spec
+        self._backoff_s = backoff_s
         self.first_ready: asyncio.Future[Mapping[str, Field]] = asyncio.get_running_loop().create_future()
         self._say = say
         self._ending = asyncio.Event()
@@ -109,19 +114,15 @@ class _Child:
                 self._give_up(f"{self.spec.name}: died {failures} times before it was ready")
             if self._gave_up:
                 return
-            await self._pause(min(_BACKOFF_S * 2**failures, _BACKOFF_MAX_S))
+            await self._pause(min(self._backoff_s * 2**failures, _BACKOFF_MAX_S))
 
     async def _live_once(self) -> bool:
         """One life, from spawn to exit. Returns whether the child became ready in it."""
-        process = await create_subprocess_exec(
-            *self.spec.argv,
-            stdin=PIPE,
-            stdout=PIPE,
-            stderr=PIPE,
-            env=self.spec.environ,
-            start_new_session=True,
-            limit=_LINE_BYTES_MAX,
-        )
+        try:
+            process = await self._spawn()
+        except OSError as error:  # no such program, or no memory or descriptors left
+            self._say(f"{self.spec.name}: cannot be started: {error.strerror}")
+            return False
         self._process = process
         if self._ending.is_set():
             self._signal(signal.SIGTERM)
@@ -133,6 +134,17 @@ class _Child:
         elif not self._ending.is_set():
             self._say(f"{self.spec.name}: {_described(code)}")
         return isinstance(said, readiness.Ready)
+
+    async def _spawn(self) -> Process:
+        return await create_subprocess_exec(
+            *self.spec.argv,
+            stdin=PIPE,
+            stdout=PIPE,
+            stderr=PIPE,
+            env=self.spec.environ,
+            start_new_session=True,
+            limit=_LINE_BYTES_MAX,
+        )
 
     async def _listen(self, stream: asyncio.StreamReader) -> readiness.Ready | readiness.Refused | None:
         """Reads standard output to its end. Returns the last thing said about readiness."""

@@ -9,6 +9,9 @@ import structlog
 
 from crossdock.worker.v1 import worker_pb2 as pb
 from crossdock.worker.v1.worker_pb2_grpc import add_DecodeServiceServicer_to_server
+from decode_worker.policy import DecodePolicy
+from decode_worker.servicer import DecodeServicer, Response
+from decode_worker.worker import DecodeWorker
 from engine.assembly import Engine, EngineWishes, assemble
 from engine.loop import EngineLoop, InboxFull
 from kvtransfer.desk import End, TicketDesk
@@ -18,9 +21,6 @@ from kvtransfer.identity import Identity
 from kvtransfer.target_endpoint import TransferTarget
 from kvtransfer.zmq_socket import ZmqOptions
 from kvtransfer.zmq_transport import ZmqTargetTransport
-from decode_worker.policy import DecodePolicy
-from decode_worker.servicer import DecodeServicer, Response
-from decode_worker.worker import DecodeWorker
 from service import server
 from service.config import DecodeWorkerOptions
 from service.errors import InvalidRequest

@@ -21,7 +21,7 @@ from service.worker_rim import PROTOCOL_VERSION
 
 OUTBOX_MESSAGES_MAX = 65_536
 REDIAL_FIRST_S = 0.05
-REDIAL_MAX_S = 1.0
+REDIAL_MAX_S = 0.25
 
 Request: TypeAlias = pb.PrefillServiceAttachRequest | pb.DecodeServiceAttachRequest
 

@@ -23,7 +23,6 @@ from service.reports import (
     TokenReport,
 )
 
-
 _TOO_LATE = "the deadline passed before the answer was complete"
 
 

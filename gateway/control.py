@@ -60,12 +60,13 @@ class ControlServicer(ControlServiceServicer):
         self, request: pb.DrainWorkerRequest, context: grpc.aio.ServicerContext[Any, Any]
     ) -> pb.DrainWorkerResponse:
         await self._authorise(context)
-        for _, worker in self._workers():
-            if worker.worker_id == request.worker_id:
-                worker.drain()
-                return pb.DrainWorkerResponse()
-        unknown = FieldViolation(field="worker_id", description="no worker of that name is known")
-        await status.abort(context, InvalidRequest(unknown))
+        named = [worker for _, worker in self._workers() if worker.worker_id == request.worker_id]
+        if not named:
+            unknown = FieldViolation(field="worker_id", description="no worker of that name is known")
+            await status.abort(context, InvalidRequest(unknown))
+        for worker in named:
+            worker.drain()
+        return pb.DrainWorkerResponse()
 
     def _workers(self) -> Iterator[tuple[pb.WorkerRole, WorkerRecord]]:
         for role, pool in self._pools:

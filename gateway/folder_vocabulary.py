@@ -78,7 +78,10 @@ def _chat_template(path: Path, configured: object) -> str | None:
     """A file of its own wins over the configuration; of several named templates the one called "default"."""
     own_file = path / "chat_template.jinja"
     if own_file.is_file():
-        return own_file.read_text(encoding="utf-8")
+        try:
+            return own_file.read_text(encoding="utf-8")
+        except (OSError, UnicodeDecodeError):
+            raise ModelFilesError(f"{own_file.name}: not readable as text") from None
     if isinstance(configured, list):
         named = {item.get("name"): item.get("template") for item in configured if isinstance(item, dict)}
         configured = named.get("default")

@@ -43,16 +43,17 @@ class Frontend:
 
     async def accept(self, spec: inference_pb2.GenerationSpec, time_left_s: float | None) -> Request:
         """Raises as validation.accept. Long texts are tokenised on another thread."""
+        card, now, today = self.card(), self.monotonic(), self.wall()
 
         def work() -> Request:
             return validation.accept(
                 spec,
-                self.card(),
+                card,
                 self.tokenizer,
                 new_id=self.new_id,
                 new_seed=self.new_seed,
-                now=self.monotonic(),
-                today=self.wall(),
+                now=now,
+                today=today,
                 time_left_s=time_left_s,
             )
 
@@ -87,10 +88,10 @@ class Frontend:
         one."""
         card = self.card()
         validation.check_model(asked.model, card)
-        tokens_max = card.max_model_len
+        tokens_max, today = card.max_model_len, self.wall()
         if asked.WhichOneof("input") == "chat":
             prompt.refuse(
-                list(prompt.chat_violations(asked.chat, self.tokenizer)),
+                list(prompt.chat_violations(asked.chat, self.tokenizer, tokens_max)),
                 list(prompt.chat_too_long(asked.chat, tokens_max)),
             )
         else:
@@ -98,9 +99,7 @@ class Frontend:
 
         def work() -> tuple[int, ...]:
             if asked.WhichOneof("input") == "chat":
-                return prompt.encode_chat(
-                    asked.chat, self.tokenizer, tokens_max=tokens_max, today=self.wall()
-                )
+                return prompt.encode_chat(asked.chat, self.tokenizer, tokens_max=tokens_max, today=today)
             return tuple(self.tokenizer.encode(asked.text))
 
         return await _off_loop(work, asked.ByteSize())
@@ -110,7 +109,7 @@ class Frontend:
         card = self.card()
         validation.check_model(asked.model, card)
         prompt.refuse(
-            list(prompt.ids_violations("token_ids", asked.token_ids, card.vocab_size)),
+            list(prompt.ids_violations("token_ids", asked.token_ids[: card.max_model_len], card.vocab_size)),
             list(prompt.ids_too_long("token_ids", len(asked.token_ids), card.max_model_len)),
         )
         return self.tokenizer.decode(asked.token_ids, include_special=asked.include_special_tokens)

@@ -4,6 +4,7 @@ import asyncio
 import random
 import secrets
 import time
+from contextlib import suppress
 from datetime import datetime
 from itertools import chain
 
@@ -34,6 +35,7 @@ from service.readiness import announce
 from service.startup import StartupError
 
 METRICS_INTERVAL_S = 0.5
+STRAGGLERS_WAIT_S = 10.0
 _SERVICES = (
     inference_pb2.DESCRIPTOR.services_by_name["InferenceService"].full_name,
     control_pb2.DESCRIPTOR.services_by_name["ControlService"].full_name,
@@ -127,8 +129,12 @@ class _Gateway:
                 task.cancel()
 
     async def _announce(self, grpc_port: int, http_port: int) -> None:
-        """Say that this process serves, once a worker of each role is there."""
+        """Say that this process serves: once all workers are there, or some time after a pair is."""
         await self._ready.wait()
+        with suppress(TimeoutError):
+            async with asyncio.timeout(STRAGGLERS_WAIT_S):
+                while not (self._prefills.all_ready() and self._decodes.all_ready()):
+                    await self._orchestrator.change()
         grpc_address = f"{self._options.grpc_host}:{grpc_port}"
         announce({"grpc": grpc_address, "http": f"http://{self._options.http_host}:{http_port}"})
 
@@ -153,6 +159,8 @@ class _Gateway:
             await self._orchestrator.change()
 
     def _show(self, pool: Pool, worker: WorkerRecord) -> None:
+        if worker.welcome is None:
+            return
         load = worker.load
         used = 1 - load.free_blocks / load.total_blocks if load.total_blocks else 0.0
         self._metrics.set_load(

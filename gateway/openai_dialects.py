@@ -4,6 +4,7 @@
 """
 
 from collections.abc import Sequence
+from itertools import accumulate
 from typing import Protocol
 
 from gateway.generation import Finish, StopString, StopToken
@@ -56,7 +57,7 @@ class CompletionDialect:
 
     def logprobs(self, tokens: Sequence[Token], tokenizer: Tokenizer, offset: int) -> JsonDict:
         texts = [token_text(token.token_id, tokenizer) for token in tokens]
-        offsets = [offset + sum(map(len, texts[:index])) for index in range(len(texts))]
+        offsets = list(accumulate(map(len, texts), initial=offset))[:-1]
         return {
             "tokens": texts,
             "token_logprobs": [_finite(token.logprob) for token in tokens],

@@ -15,14 +15,16 @@ from service.status import http_status
 
 JSON_TYPE = "application/json"
 _RETRY_STATUSES = (429, 503)
+_VIOLATIONS_MAX = 8
 
 
 def error_object(error: ServiceError) -> JsonObject:
-    """Fields are named as in the JSON request."""
+    """Fields are named as in the JSON request; the first of many mistakes are enough."""
     _, kind, code = http_status(error)
     message, param = error.message, None
     if isinstance(error, InvalidRequest) and error.violations:
-        named = [(json_name(violation.field), violation.description) for violation in error.violations]
+        first = error.violations[:_VIOLATIONS_MAX]
+        named = [(json_name(violation.field), violation.description) for violation in first]
         message, param = "; ".join(f"{name}: {rule}" for name, rule in named), named[0][0]
     return {"error": {"message": message, "type": kind, "param": param, "code": code}}
 

@@ -5,9 +5,11 @@ validation's, statuses service.status's. Nothing is sent before the first token 
 still has its own status.
 """
 
+import asyncio
 from collections.abc import Callable
 from contextlib import aclosing
 from importlib.metadata import version
+from typing import TypeVar
 
 import orjson
 from starlette.applications import Starlette
@@ -41,6 +43,9 @@ REQUEST_ID_KEY = "x-request-id"
 
 # Room for the number of the prompt that each request of a call has behind its id.
 _GIVEN_ID_CHARACTERS_MAX = REQUEST_ID_CHARACTERS_MAX - len(f"-{PROMPTS_MAX}")
+_INLINE_BYTES_MAX = 65_536
+
+T = TypeVar("T")
 
 
 def openai_app(frontend: Frontend, *, body_bytes_max: int) -> Starlette:
@@ -93,13 +98,13 @@ class _Face:
         return _json({"object": "list", "data": [about]})
 
     async def tokenize(self, request: Request) -> Response:
-        asked = tokenize_request(await self._json(request))
+        asked = await self._read(request, tokenize_request)
         token_ids = await self._frontend.tokenize(asked)
         length = self._frontend.card().tokens_max()
         return _json({"tokens": token_ids, "count": len(token_ids), "max_model_len": length})
 
     async def detokenize(self, request: Request) -> Response:
-        asked = detokenize_request(await self._json(request))
+        asked = await self._read(request, detokenize_request)
         return _json({"prompt": self._frontend.detokenize(asked)})
 
     async def health(self, request: Request) -> Response:
@@ -117,7 +122,7 @@ class _Face:
         self, request: Request, read: Callable[[JsonObject, str], Call], dialect: Dialect
     ) -> Response:
         request_id = self._request_id(request)
-        call = read(await self._json(request), request_id)
+        call = await self._read(request, lambda body: read(body, request_id))
         accepted = [await self._frontend.accept(spec, None) for spec in call.specs]
         created = int(self._frontend.wall().timestamp())
         answer = Answer(call, accepted, self._frontend.tokenizer, dialect, id=request_id, created=created)
@@ -128,7 +133,7 @@ class _Face:
         async with aclosing(deltas):
             async for index, delta in deltas:
                 answer.keep(index, delta)
-        return _json(answer.whole(), headers)
+        return await asyncio.to_thread(lambda: _json(answer.whole(), headers))
 
     def _request_id(self, request: Request) -> str:
         """The client's own, where it can be one."""
@@ -137,19 +142,26 @@ class _Face:
             return given
         return self._frontend.new_id()
 
-    async def _json(self, request: Request) -> JsonObject:
+    async def _read(self, request: Request, translate: Callable[[JsonObject], T]) -> T:
+        """The translated body. A large one is read on another thread."""
         body = bytearray()
         async for part in request.stream():
             body += part
             if len(body) > self._body_bytes_max:
                 raise HTTPException(413, f"body: at most {self._body_bytes_max} bytes")
-        try:
-            content = orjson.loads(body)
-        except orjson.JSONDecodeError:
-            raise _wrong_body("must be JSON in UTF-8") from None
-        if not isinstance(content, dict):
-            raise _wrong_body("must be a JSON object")
-        return content
+        if len(body) <= _INLINE_BYTES_MAX:
+            return translate(_object(body))
+        return await asyncio.to_thread(lambda: translate(_object(body)))
+
+
+def _object(body: bytearray) -> JsonObject:
+    try:
+        content = orjson.loads(body)
+    except orjson.JSONDecodeError:
+        raise _wrong_body("must be JSON in UTF-8") from None
+    if not isinstance(content, dict):
+        raise _wrong_body("must be a JSON object")
+    return content
 
 
 def _json(content: JsonObject, headers: dict[str, str] | None = None) -> Response:

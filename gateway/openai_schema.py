@@ -56,17 +56,16 @@ _OTHERS: Mapping[str, Collection[object]] = {
 }
 _NOT_OFFERED = {**_PENALTIES, **_CONSTRAINTS, **_OTHERS}
 
-# Where a field of the message stands in the JSON; the first match counts.
-_JSON_NAMES = (
-    ("text", "prompt"),
-    ("token_ids", "prompt"),
-    ("chat.messages", "messages"),
-    ("chat", "messages"),
-    ("stop.strings", "stop"),
-    ("stop.token_ids", "stop_token_ids"),
-    ("sampling.", ""),
-    ("output.", ""),
-)
+# Where a field of a message stands in the JSON.
+_JSON_NAMES = {
+    "text": "prompt",
+    "token_ids.ids": "prompt",
+    "token_ids": "tokens",
+    "chat": "messages",
+    "chat.messages": "messages",
+    "stop.strings": "stop",
+    "stop.token_ids": "stop_token_ids",
+}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -137,10 +136,9 @@ def detokenize_request(body: JsonObject) -> inference_pb2.DetokenizeRequest:
 
 def json_name(field: str) -> str:
     """The JSON field that a client knows a message's field by."""
-    for start, name in _JSON_NAMES:
-        if field.startswith(start):
-            return (name + field.removeprefix(start)).removesuffix(".ids")
-    return field
+    path, bracket, place = field.partition("[")
+    plain = path.removeprefix("sampling.").removeprefix("output.")
+    return _JSON_NAMES.get(path, plain) + bracket + place
 
 
 def _base(fields: JsonFields, max_tokens: int | None, *, begins: bool) -> inference_pb2.GenerationSpec:

@@ -31,6 +31,9 @@ def text_too_long(text: str, tokens_max: int) -> Iterator[FieldViolation]:
 
 
 def chat_too_long(chat: inference_pb2.ChatPrompt, tokens_max: int) -> Iterator[FieldViolation]:
+    if len(chat.messages) > tokens_max:
+        yield FieldViolation(field="chat.messages", description=f"at most {tokens_max} messages")
+        return
     characters = sum(len(message.role) + len(message.content) for message in chat.messages)
     yield from _too_many_characters("chat.messages", characters, tokens_max)
 
@@ -40,18 +43,22 @@ def ids_too_long(field: str, count: int, tokens_max: int) -> Iterator[FieldViola
         yield FieldViolation(field=field, description=f"at most {tokens_max} tokens; {count} were given")
 
 
-def chat_violations(chat: inference_pb2.ChatPrompt, tokenizer: Tokenizer) -> Iterator[FieldViolation]:
+def chat_violations(
+    chat: inference_pb2.ChatPrompt, tokenizer: Tokenizer, tokens_max: int
+) -> Iterator[FieldViolation]:
+    """Of more messages than could be taken, only as many are looked at."""
     if tokenizer.chat is None:
         yield FieldViolation(field="chat", description="the model has no chat template")
     if not chat.messages:
         yield FieldViolation(field="chat.messages", description="at least one message")
-    for index, message in enumerate(chat.messages):
+    for index, message in enumerate(chat.messages[:tokens_max]):
         if not 1 <= len(message.role.encode()) <= ROLE_BYTES_MAX:
             field = f"chat.messages[{index}].role"
             yield FieldViolation(field=field, description=f"1 to {ROLE_BYTES_MAX} bytes")
 
 
 def ids_violations(field: str, token_ids: Sequence[int], vocab_size: int) -> Iterator[FieldViolation]:
+    """token_ids: not more than could be taken, since each is looked at."""
     if token_ids and not 0 <= min(token_ids) <= max(token_ids) < vocab_size:
         yield FieldViolation(field=field, description=f"each must be in [0, {vocab_size})")
 

@@ -116,7 +116,8 @@ def _broken_stops(stop: inference_pb2.StopConditions, card: ModelCard) -> Iterat
             yield FieldViolation(field=f"stop.strings[{index}]", description=rule)
     if len(stop.token_ids) > STOP_TOKEN_IDS_MAX:
         yield FieldViolation(field="stop.token_ids", description=f"at most {STOP_TOKEN_IDS_MAX} ids")
-    yield from prompt.ids_violations("stop.token_ids", stop.token_ids, card.vocab_size)
+    given = stop.token_ids[:STOP_TOKEN_IDS_MAX]
+    yield from prompt.ids_violations("stop.token_ids", given, card.vocab_size)
 
 
 def _broken_prompt(
@@ -126,11 +127,12 @@ def _broken_prompt(
     if kind is None:
         yield FieldViolation(field="prompt", description="one of text, token_ids and chat is required")
     elif kind == "chat":
-        yield from prompt.chat_violations(spec.chat, tokenizer)
+        yield from prompt.chat_violations(spec.chat, tokenizer, card.tokens_max())
     elif kind == "token_ids":
         if not spec.token_ids.ids:
             yield FieldViolation(field="token_ids.ids", description="at least one token")
-        yield from prompt.ids_violations("token_ids.ids", spec.token_ids.ids, card.vocab_size)
+        given = spec.token_ids.ids[: card.tokens_max()]
+        yield from prompt.ids_violations("token_ids.ids", given, card.vocab_size)
     elif not spec.text and not tokenizer.encode(""):
         yield FieldViolation(field="text", description="at least one token")
 

@@ -187,6 +187,9 @@ class WorkerPool:
     def any_ready(self) -> bool:
         return any(worker.state is WorkerState.READY for worker in self._workers)
 
+    def all_ready(self) -> bool:
+        return all(worker.state is WorkerState.READY for worker in self._workers)
+
     async def run(self) -> None:
         """Keep streams to all workers open until cancelled."""
         async with asyncio.TaskGroup() as tasks:

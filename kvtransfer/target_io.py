@@ -35,7 +35,7 @@ class TargetLimits:
     still get an answer. tick_ms: between two looks at the timers."""
 
     transfers_max: int = 1024
-    window_bytes: int = 16 * 1024 * 1024
+    window_bytes: int = 64 * 1024 * 1024
     malformed_max: int = 8
     peers_max: int = 1024
     spent_max: int = 4096

@@ -22,7 +22,7 @@ _OPTIONS: tuple[tuple[str, int | str], ...] = (
     ("grpc.max_send_message_length", MESSAGE_BYTES_MAX),
     ("grpc.initial_reconnect_backoff_ms", 100),
     ("grpc.min_reconnect_backoff_ms", 100),
-    ("grpc.max_reconnect_backoff_ms", 2_000),
+    ("grpc.max_reconnect_backoff_ms", 300),
     # A long-lived stream is never retried by the library: what a retry means is the gateway's to say.
     ("grpc.enable_retries", 0),
     ("grpc.enable_http_proxy", 0),

@@ -164,10 +164,12 @@ class WorkerRim:
         self._send(gateway, *encode([refusal], self.load.step, self._response))
 
     def _audit(self, gateway: str, query_id: int, worker: Worker) -> None:
-        """Recount the ledger. Step thread."""
-        report = self._response(audit=to_audit_report(query_id, worker.ledger()))
+        """Recount the ledger; the load of the same moment goes before it. Step thread."""
+        load = to_load_report(worker.load(self.load.step), draining=self.draining)
+        audit = to_audit_report(query_id, worker.ledger())
+        messages = (self._response(load=load), self._response(audit=audit))
         with suppress(RuntimeError):  # as in flush
-            self._loop.call_soon_threadsafe(self._send, gateway, report)
+            self._loop.call_soon_threadsafe(self._send, gateway, *messages)
 
     def _deliver(self, pending: list[tuple[str, Report]], load: WorkerLoad) -> None:
         self.load = load

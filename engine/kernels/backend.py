@@ -15,8 +15,8 @@ import torch
 class AttentionMeta:
     """Where the rows of a flat batch stand. T rows, S sequences; contiguous, on the backend's device.
 
-    positions: int32 [T], absolute, ascending by one within a sequence. slots: int64 [T], block id * block_size
-    + offset, where the row's KV goes. query_starts: int32 [S + 1], row ranges of the sequences.
+    positions: int32 [T], absolute, ascending by one within a sequence. slots: int64 [T], where the row's KV
+    goes: block id * block_size + offset. query_starts: int32 [S + 1], row ranges of the sequences.
     context_lengths: int32 [S], tokens up to and including the sequence's last row. block_tables: int32
     [S, most blocks], padded with -1.
     """

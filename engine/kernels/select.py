@@ -3,6 +3,7 @@
 Called once per worker at start-up. Never chooses for a GPU.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -11,7 +12,7 @@ import torch
 from engine.errors import NoCompiler
 from engine.kernels.backend import Backend
 from engine.kernels.cpu.backend import CpuBackend
-from engine.kernels.cpu.build import build, default_cache_folder, default_commands, find_compiler, host_flags
+from engine.kernels.cpu.build import COMPILERS, build, default_cache_folder, find_compiler, host_flags
 from engine.kernels.cpu.library import Library
 from engine.kernels.reference import ReferenceBackend
 
@@ -29,15 +30,15 @@ def choose_backend(
     threads: int,
     *,
     cache_folder: Path | None = None,
-    compilers: tuple[str, ...] | None = None,
+    compilers: Sequence[str] = COMPILERS,
 ) -> ChosenBackend:
     """The best backend for this processor. dtype None: bfloat16 where the processor has it, else float32.
 
-    cache_folder, compilers: where built kernels are kept and what builds them, if not the user's defaults.
+    cache_folder: where built kernels are kept, the user's default when None. compilers: tried in turn.
     Raises CapacityError when the system refuses the threads.
     """
     try:
-        compiler = find_compiler(compilers if compilers is not None else default_commands())
+        compiler = find_compiler(compilers)
         library = Library(build(cache_folder or default_cache_folder(), compiler, host_flags()))
     except (NoCompiler, OSError) as error:
         note = f"serving with the slow plain-torch backend: {error}"

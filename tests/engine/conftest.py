@@ -15,7 +15,7 @@ from engine.cache.layout import KVLayout
 from engine.errors import NoCompiler
 from engine.kernels.backend import Backend
 from engine.kernels.cpu.backend import CpuBackend
-from engine.kernels.cpu.build import build, default_cache_folder, default_commands, find_compiler, host_flags
+from engine.kernels.cpu.build import COMPILERS, build, default_cache_folder, find_compiler, host_flags
 from engine.kernels.cpu.library import Library
 from engine.kernels.reference import ReferenceBackend
 from engine.kernels.select import choose_backend
@@ -53,7 +53,7 @@ def backend_of(request) -> Callable[[torch.dtype, int], Backend]:
         pytest.skip("there is no older target to build for")
     target = host_flags() if request.param == "native" else ("-march=x86-64-v3",)
     try:
-        library = Library(build(default_cache_folder(), find_compiler(default_commands()), target))
+        library = Library(build(default_cache_folder(), find_compiler(COMPILERS), target))
     except NoCompiler as error:
         pytest.skip(str(error))
     return lambda dtype, threads: CpuBackend(dtype, threads, library)

@@ -44,7 +44,7 @@ class Cache:
         ]
 
     def attend(self, backend: Backend, runs, window=None) -> list[torch.Tensor]:
-        """One call for runs of (sequence, first, end); writes their keys and values, returns a result per run."""
+        """One call for runs of (sequence, first, end), their keys and values included; a result per run."""
         meta = self._meta(runs)
         q, k, v = (
             torch.cat([getattr(self.prompts[s], name)[a:b] for s, a, b in runs]) for name in ("q", "k", "v")

@@ -43,9 +43,9 @@ def test_silu_mul_is_close_to_float64(backend, width):
 
 
 def test_silu_mul_survives_extreme_gates_and_shows_broken_ones(backend):
-    gate = torch.tensor([[-1e30, -200.0, -88.0, 0.0, 88.0, 200.0, 1e30, torch.nan]])
+    gate = torch.tensor([[-1e38, -200.0, -88.0, 0.0, 88.0, 200.0, 1e30, torch.nan]])
     got = backend.silu_mul(torch.cat((gate, torch.ones_like(gate)), dim=1))[0]
-    assert got[:3].abs().max() < 1e-6 or got[0].abs() < 1e-6 * 1e30
+    assert got[:3].abs().max() < 1e-30
     assert got[3] == 0
     assert torch.equal(got[4:7], gate[0, 4:7])
     assert got[7].isnan()

@@ -2,15 +2,19 @@
 
 import asyncio
 import json
-from collections.abc import AsyncGenerator, Callable, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Sequence
+from contextlib import asynccontextmanager
 from datetime import UTC, datetime
 from itertools import count
 from pathlib import Path
 from typing import Any
 
+import httpx
+import orjson
 import pytest
 
 from gateway.frontend import Frontend
+from gateway.openai_http import openai_app
 from gateway.request import EndReason, ModelCard, Request, Token, TokenBatch
 from gateway.tokenizer import Tokenizer, load_tokenizer
 from service.config import DEFAULT_MODEL
@@ -18,6 +22,8 @@ from service.metrics import Metrics
 from service.model_source import resolve_model
 
 GOLDEN = Path(__file__).parents[1] / "data" / "golden_smollm2_fp32.jsonl"
+
+BODY_BYTES_MAX = 200_000
 
 Step = TokenBatch | Exception | asyncio.Event
 
@@ -134,3 +140,29 @@ def frontend_over(card: ModelCard, tokenizer: Tokenizer) -> Callable[..., Fronte
         return Frontend(**{**given, **changes})
 
     return make
+
+
+@asynccontextmanager
+async def open_client(frontend: Frontend) -> AsyncIterator[httpx.AsyncClient]:
+    app = openai_app(frontend, body_bytes_max=BODY_BYTES_MAX)
+    transport = httpx.ASGITransport(app, raise_app_exceptions=False)
+    async with httpx.AsyncClient(transport=transport, base_url="http://gateway") as client:
+        yield client
+
+
+@pytest.fixture
+def client_of() -> Callable[..., Any]:
+    """An HTTP client of a frontend that takes bodies of at most 200,000 bytes."""
+    return open_client
+
+
+@pytest.fixture
+def post(frontend_over: Callable[..., Frontend]) -> Callable[..., Any]:
+    """Posts JSON, or bytes as they are, to a fresh application over a source."""
+
+    async def post(source: ScriptedSource, path: str, body: Any, **given: Any) -> httpx.Response:
+        content = body if isinstance(body, bytes) else orjson.dumps(body)
+        async with open_client(frontend_over(source)) as client:
+            return await client.post(path, content=content, **given)
+
+    return post

@@ -17,6 +17,7 @@ from service.errors import Exhausted, Unavailable
 from service.server import bind, create_server
 
 EVENT_S = 10.0
+METHODS = ["Generate", "GenerateStream", "Tokenize", "Detokenize", "ListModels"]
 
 
 @asynccontextmanager
@@ -156,7 +157,9 @@ async def test_an_error_after_the_first_tokens_ends_the_stream_with_its_status(
     async with serving(frontend_over(source)) as channel:
         call = stub_of(channel).GenerateStream(stream_request())
         assert (await call.read()).deltas[0].token_ids == [500]
-        error = await refusal_of(call)
+        with pytest.raises(grpc.aio.AioRpcError) as caught:
+            await call.read()
+    error = caught.value
     assert error.code() is grpc.StatusCode.UNAVAILABLE
     assert details_of(error)[error_details_pb2.ErrorInfo].reason == "NO_DECODE_WORKER"
 
@@ -219,15 +222,18 @@ async def test_the_deadline_reaches_the_request_and_ends_it(frontend_over, scrip
     assert 100.0 < request.deadline <= 100.5
 
 
-@pytest.mark.parametrize("method", ["Generate", "GenerateStream", "Tokenize", "Detokenize", "ListModels"])
 @pytest.mark.parametrize(
-    "garbage", [b"\xff\xff\xff", b"\x0a\x03\x12\x01\xff"], ids=["no message", "no UTF-8"]
+    ("method", "garbage"),
+    [
+        *((method, b"\xff\xff\xff") for method in METHODS),
+        ("Generate", b"\x0a\x03\x12\x01\xff"),
+        ("GenerateStream", b"\x0a\x03\x12\x01\xff"),
+        ("Tokenize", b"\x12\x01\xff"),
+    ],
 )
 async def test_bytes_that_are_no_message_are_an_invalid_argument(frontend_over, scripted, method, garbage):
     async with serving(frontend_over(scripted())) as channel:
         path = f"/crossdock.v1.InferenceService/{method}"
-        if method == "ListModels" and garbage[0] == 0x0A:
-            pytest.skip("an unknown field is no mistake")
         kind = channel.unary_stream if method == "GenerateStream" else channel.unary_unary
         error = await refusal_of(kind(path)(garbage))
     assert error.code() is grpc.StatusCode.INVALID_ARGUMENT
@@ -309,8 +315,6 @@ async def test_every_end_is_counted_once(frontend_over, scripted, batches, steps
             assert steps != "stop"
     text = frontend.metrics.render().decode()
     assert f'crossdock_requests_total{{outcome="{outcome}"}} 1.0' in text
-    shown = "1.0" if steps == "stop" else "0.0"
-    assert (f'crossdock_time_to_first_token_seconds_count{{pool="gateway"}} {shown}' in text) == (
-        steps == "stop"
-    )
+    first_token = 'crossdock_time_to_first_token_seconds_count{pool="gateway"} 1.0'
+    assert (first_token in text) == (steps == "stop")
     assert 'crossdock_prompt_tokens_total{pool="gateway"} 5.0' in text

@@ -12,6 +12,7 @@ from transformers import PreTrainedTokenizerFast
 from gateway.chat import ChatMessage
 from gateway.errors import ModelFilesError
 from gateway.gguf_metadata import read_metadata
+from gateway.gguf_vocabulary import read_gguf
 from gateway.tokenizer import load_tokenizer
 
 TODAY = datetime(2030, 1, 2, tzinfo=UTC)
@@ -240,10 +241,10 @@ def test_missing_and_broken_folders_are_refused(tmp_path):
 
 
 @pytest.fixture(scope="module")
-def hugging_face_folder(tokenizer, tmp_path_factory):
+def hugging_face_folder(model_file, tmp_path_factory):
     """The default model's tokenizer as a checkpoint folder would hold it."""
     folder = tmp_path_factory.mktemp("checkpoint")
-    tokenizer._backend.save(str(folder / "tokenizer.json"))
+    read_gguf(model_file).backend.save(str(folder / "tokenizer.json"))
     about = {
         "bos_token": {"content": "<|im_start|>"},
         "eos_token": "<|im_end|>",

@@ -199,6 +199,7 @@ def test_refusals_name_fields_and_limits_and_never_contents(take):
         (spec(text="a" * (16 * LENGTH + 1)), "text"),
         (chat(("user", "a" * 16 * LENGTH)), "chat.messages"),
         (chat(("user", "a b c d" * LENGTH)), "prompt"),
+        (chat(*[("user", "")] * (LENGTH + 1)), "chat.messages"),
         (sampling(max_tokens=LENGTH - 4), "sampling.max_tokens"),
     ],
 )

@@ -5,6 +5,7 @@ import queue
 import time
 from dataclasses import replace
 
+import numpy as np
 import pytest
 import torch
 
@@ -58,9 +59,9 @@ class World:
 
     def blocks(self, ticket: Ticket, layout=None) -> list[bytearray]:
         """Distinct contents for the blocks that travel."""
-        size = (layout or self.layout).block_bytes()
-        rows = [(ticket.ticket_id[-1] * 31 + index * 7 + 1) % 251 for index in ticket.blocks_to_send()]
-        return [bytearray((row + column) % 256 for column in range(size)) for row in rows]
+        columns = np.arange((layout or self.layout).block_bytes())
+        rows = (ticket.ticket_id[-1] * 31 + index * 7 + 1 for index in ticket.blocks_to_send())
+        return [bytearray(((columns + row) % 251).astype(np.uint8).tobytes()) for row in rows]
 
     def hello(self, **changes) -> wire.Hello:
         shape = BlockShape(

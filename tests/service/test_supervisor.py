@@ -40,7 +40,7 @@ async def supervise(lines):
     def make(**argv: tuple[str, ...]) -> Supervisor:
         environ = dict(os.environ)
         specs = [ChildSpec(name=name, argv=line, environ=environ) for name, line in argv.items()]
-        made.append(Supervisor(specs, say=lines.say, shutdown_timeout_s=10))
+        made.append(Supervisor(specs, say=lines.say, shutdown_timeout_s=10, backoff_s=0.001))
         return made[-1]
 
     yield make
@@ -91,10 +91,10 @@ async def test_a_child_that_crashes_before_it_is_ready_is_tried_again(supervise,
     assert "SIGSEGV" in await lines.first(r"^worker: ")
 
 
-async def test_a_child_that_always_crashes_is_given_up(supervise, lines, monkeypatch):
-    monkeypatch.setattr("commands.supervisor._BACKOFF_S", 0.001)
+@pytest.mark.parametrize("program", ["false", "/no/such/program"])
+async def test_a_child_that_never_lives_is_given_up(supervise, program):
     with pytest.raises(ChildFailure, match="died 5 times"):
-        await supervise(worker=("false",)).start()
+        await supervise(worker=(program,)).start()
 
 
 async def test_stopping_ends_the_front_before_the_workers(programs, lines, tmp_path):

@@ -81,20 +81,13 @@ struct TileMemory {
 // Bit `Bit` of the lane picks a or b; a lane's neighbour across that bit is added to it.
 template <int Bit>
 INLINE Floats fold(Floats a, Floats b) {
-#if defined(__AVX512F__)
-    constexpr __mmask16 odd = Bit == 1 ? 0xaaaa : Bit == 2 ? 0xcccc : Bit == 4 ? 0xf0f0 : 0xff00;
-    const __m512 own = _mm512_mask_blend_ps(odd, (__m512)a, (__m512)b);
-    const Ints across = (iota() ^ Bit) | ((iota() & Bit) != 0 ? Ints{} + kLanes : Ints{});
-    return (Floats)(own + _mm512_permutex2var_ps((__m512)a, (__m512i)across, (__m512)b));
-#else
-    const Ints from_b = (iota() & Bit) != 0 ? Ints{} + kLanes : Ints{};
 #if defined(__clang__)
     Floats result;
     for (int i = 0; i < kLanes; ++i) result[i] = (i & Bit) ? b[i] + b[i ^ Bit] : a[i] + a[i ^ Bit];
     return result;
 #else
+    const Ints from_b = (iota() & Bit) != 0 ? Ints{} + kLanes : Ints{};
     return __builtin_shuffle(a, b, iota() | from_b) + __builtin_shuffle(a, b, (iota() ^ Bit) | from_b);
-#endif
 #endif
 }
 
@@ -170,6 +163,12 @@ INLINE void prefetch(const Cache<Element>& cache, const Element* head, const int
     }
 }
 
+// All bits of a lane are set where first + lane lies in the range.
+INLINE Ints lanes_in(Range range, int first) {
+    const Ints index = iota() + first;
+    return (index >= range.begin) & (index < range.end);
+}
+
 // Turns a query's scores of a chunk into weights, and moves its running softmax on. `seen` is relative to the
 // chunk's start.
 void soften(TileMemory& memory, int64_t query, Range groups, Range seen) {
@@ -178,20 +177,17 @@ void soften(TileMemory& memory, int64_t query, Range groups, Range seen) {
     Floats highest = load(memory.greatest + query * kLanes);
     const Floats before = highest;
     for (int j = groups.begin; j < groups.end; j += kLanes) {
-        const Ints index = iota() + j;
-        const Floats visible = (index >= seen.begin) & (index < seen.end) ? load(scores + j) : nothing;
-        store(scores + j, visible);
-        highest = visible > highest ? visible : highest;
+        const Floats score = lanes_in(seen, j) ? load(scores + j) : nothing;
+        store(scores + j, score);
+        highest = score > highest ? score : highest;
     }
     highest = splat(greatest(highest));
     const Floats fade = exp(before - highest);
     Floats total = load(memory.totals + query * kLanes) * fade;
     for (int j = groups.begin; j < groups.end; j += kLanes) {
-        const Ints index = iota() + j;
-        const Floats weight = exp(load(scores + j) - highest);
-        const Floats visible = (index >= seen.begin) & (index < seen.end) ? weight : Floats{};
-        store(scores + j, visible);
-        total += visible;
+        const Floats weight = lanes_in(seen, j) ? exp(load(scores + j) - highest) : Floats{};
+        store(scores + j, weight);
+        total += weight;
     }
     store(memory.greatest + query * kLanes, highest);
     store(memory.totals + query * kLanes, total);

@@ -4,8 +4,8 @@ Owns the compiler's command line and the cache of built libraries. Called by `ch
 first start does not wait, by `python -m engine.kernels.cpu.build`. Never loads what it builds.
 """
 
+import argparse
 import hashlib
-import os
 import platform
 import shlex
 import shutil
@@ -18,7 +18,9 @@ from pathlib import Path
 
 from engine.errors import NoCompiler
 
-_CANDIDATES = ("g++", "c++", "clang++")
+COMPILERS = ("g++", "c++", "clang++")
+"""Commands that are tried when nobody names one."""
+
 _FLAGS = (
     "-std=c++17",
     "-O3",
@@ -41,14 +43,8 @@ class Compiler:
 
 
 def default_cache_folder() -> Path:
-    """`$XDG_CACHE_HOME/crossdock`, or `~/.cache/crossdock`."""
-    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "crossdock"
-
-
-def default_commands() -> tuple[str, ...]:
-    """Compilers in the order they are tried: `$CXX`, which may carry arguments, then the usual names."""
-    named = os.environ.get("CXX", "").strip()
-    return (named, *_CANDIDATES) if named else _CANDIDATES
+    """`~/.cache/crossdock`. Whoever wants another one says so: nothing here reads the environment."""
+    return Path.home() / ".cache" / "crossdock"
 
 
 def host_flags() -> tuple[str, ...]:
@@ -58,7 +54,10 @@ def host_flags() -> tuple[str, ...]:
 
 
 def find_compiler(commands: Sequence[str]) -> Compiler:
-    """The first command that answers `--version`. Raises NoCompiler when none does."""
+    """The first command, with arguments if it has any, that answers `--version`.
+
+    Raises NoCompiler when none does.
+    """
     for command in commands:
         words = tuple(shlex.split(command))
         if not words or shutil.which(words[0]) is None:
@@ -86,11 +85,15 @@ def build(cache_folder: Path, compiler: Compiler, target: Sequence[str]) -> Path
     return library
 
 
-def main() -> int:
-    """Build for this host into the default cache. No compiler is no failure: the reference backend serves."""
+def main(argv: Sequence[str] | None = None) -> int:
+    """Build for this host. Having no compiler is no failure: the reference backend serves."""
+    parser = argparse.ArgumentParser(description="Compile the CPU kernels for this machine.")
+    parser.add_argument("--cache-folder", type=Path, default=default_cache_folder())
+    parser.add_argument("--compiler", action="append", help=f"command, tried in turn; {', '.join(COMPILERS)}")
+    arguments = parser.parse_args(argv)
     try:
-        compiler = find_compiler(default_commands())
-        library = build(default_cache_folder(), compiler, host_flags())
+        compiler = find_compiler(arguments.compiler or COMPILERS)
+        library = build(arguments.cache_folder, compiler, host_flags())
     except (NoCompiler, OSError) as error:
         sys.stderr.write(f"CPU kernels not built, the slower plain-torch backend will be used: {error}\n")
         return 0

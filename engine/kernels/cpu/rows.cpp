@@ -22,7 +22,7 @@ float sum_of_squares(const float* x, size_t n) {
     float tail[kLanes] = {};
     std::memcpy(tail, x + i, (n - i) * sizeof(float));
     const Floats value = load(tail);
-    return sum(fma(value, value, total));
+    return sum(total);
 }
 
 void norm_row(const float* x, const float* weight, float eps, size_t n, float* out) {
@@ -43,7 +43,8 @@ void rotate_heads(float* x, size_t heads, size_t half, const float* cos, const f
     }
 }
 
-INLINE Floats silu(Floats gate) { return gate / (exp(-gate) + 1.0f); }
+// Below -88 the true value is under 1e-36, and exp would saturate.
+INLINE Floats silu(Floats gate) { return gate < -88.0f ? Floats{} : gate / (exp(-gate) + 1.0f); }
 
 void silu_mul_row(const float* gate, const float* up, size_t n, float* out) {
     size_t i = 0;

@@ -1,0 +1,115 @@
+"""Real processes on the real model. A stack is shared by all tests that do not hurt it."""
+
+import subprocess
+import sys
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+import grpc
+import pytest
+
+from crossdock.v1 import control_pb2, control_pb2_grpc, inference_pb2, inference_pb2_grpc
+
+ROOT = Path(__file__).parents[2]
+START_TIMEOUT_S = 60
+
+
+@dataclass
+class Stack:
+    process: subprocess.Popen
+    grpc: str
+    http: str
+
+    def audit(self):
+        with grpc.insecure_channel(self.grpc) as channel:
+            return control_pb2_grpc.ControlServiceStub(channel).Audit(control_pb2.AuditRequest(), timeout=15)
+
+    def status(self):
+        with grpc.insecure_channel(self.grpc) as channel:
+            return control_pb2_grpc.ControlServiceStub(channel).GetStatus(control_pb2.GetStatusRequest(), timeout=15)
+
+    def idle_ledgers(self, attempts=200):
+        """The ledgers once nothing is live or owned any more; fails when that does not come."""
+        for _ in range(attempts):
+            audit = self.audit()
+            owned = sum(ledger.owned_blocks + ledger.quarantined_blocks for ledger in audit.ledgers)
+            if audit.live_requests == 0 and owned == 0:
+                assert audit.balanced, audit
+                return audit.ledgers
+        raise AssertionError(f"still owned: {audit}")
+
+    def children(self):
+        """pid by worker name, from the command lines of the children."""
+        found = {}
+        for task in Path(f"/proc/{self.process.pid}/task").iterdir():
+            for pid in (task / "children").read_text().split():
+                words = Path(f"/proc/{pid}/cmdline").read_text().replace("=", "\0").split("\0")
+                name = words[words.index("--worker-id") + 1] if "--worker-id" in words else "gateway"
+                found[name] = int(pid)
+        return found
+
+
+@contextmanager
+def running_stack(*flags):
+    argv = [sys.executable, "-m", "commands.main", "serve", "--grpc-port", "0", "--http-port", "0", *flags]
+    process = subprocess.Popen(argv, cwd=ROOT, stdout=subprocess.PIPE, text=True)
+    try:
+        line = process.stdout.readline()
+        assert line.startswith("ready "), f"no ready line, exit code {process.poll()}: {line!r}"
+        said = dict(word.split("=", 1) for word in line.split()[1:])
+        yield Stack(process=process, grpc=said["grpc"], http=said["http"])
+    finally:
+        process.terminate()
+        process.wait(timeout=30)
+        process.stdout.close()
+
+
+@pytest.fixture(scope="session")
+def exact_stack():
+    """float32, one worker of each role."""
+    with running_stack("--dtype", "float32", "--kv-cache-memory-bytes", "512MiB") as stack:
+        yield stack
+
+
+@pytest.fixture(scope="session")
+def wide_stack():
+    """The default dtype, two workers of each role."""
+    with running_stack("--prefill", "2", "--decode", "2", "--kv-cache-memory-bytes", "256MiB") as stack:
+        yield stack
+
+
+def spec(prompt, *, sampling=None, **fields):
+    """prompt: text or a list of token ids. sampling: fields of SamplingParams; greedy unless said."""
+    given = {"text": prompt} if isinstance(prompt, str) else {"token_ids": inference_pb2.TokenIds(ids=prompt)}
+    params = inference_pb2.SamplingParams(**({"temperature": 0.0} | (sampling or {})))
+    return inference_pb2.GenerationSpec(sampling=params, **given, **fields)
+
+
+@dataclass
+class Answer:
+    token_ids: list
+    logprobs: list
+    text: str
+    finish: object
+    usage: object
+
+
+async def stream(channel, generation_spec, timeout=60):
+    """One streamed answer; checks the order of things that every stream keeps."""
+    stub = inference_pb2_grpc.InferenceServiceStub(channel)
+    call = stub.GenerateStream(inference_pb2.GenerateStreamRequest(spec=generation_spec), timeout=timeout)
+    answer = Answer([], [], "", None, None)
+    async for message in call:
+        assert message.HasField("prompt_info") == (not answer.token_ids and answer.usage is None)
+        for delta in message.deltas:
+            assert delta.first_position == len(answer.token_ids), "each position once, without gap"
+            answer.token_ids += delta.token_ids
+            answer.logprobs += delta.logprobs.token_logprobs
+            answer.text += delta.text
+            if delta.HasField("finish"):
+                answer.finish = delta.finish
+        if message.HasField("usage"):
+            answer.usage = message.usage
+    assert answer.finish is not None and answer.usage is not None
+    return answer

@@ -1,0 +1,74 @@
+"""What comes out of the three processes is what an idle single engine gives, to the bit."""
+
+import asyncio
+import json
+import random
+from pathlib import Path
+
+import grpc
+import pytest
+
+from crossdock.v1 import inference_pb2
+from tests.e2e.conftest import running_stack, spec, stream
+
+GOLDEN = [
+    json.loads(line)
+    for line in (Path(__file__).parents[1] / "data" / "golden_smollm2_fp32.jsonl").read_text().splitlines()
+]
+WITH_LOGPROBS = inference_pb2.OutputOptions(logprobs=0, include_special_tokens=True)
+
+
+def golden_spec(case):
+    prompt = case.get("prompt", "")
+    made = spec(prompt, sampling={"max_tokens": len(case["output_ids"])}, output=WITH_LOGPROBS)
+    if case["kind"] == "chat":
+        messages = [inference_pb2.ChatMessage(**message) for message in case["messages"]]
+        made.chat.CopyFrom(inference_pb2.ChatPrompt(messages=messages))
+    return made
+
+
+async def test_every_golden_prompt_streams_the_golden_tokens(exact_stack):
+    async with grpc.aio.insecure_channel(exact_stack.grpc) as channel:
+        answers = await asyncio.gather(*(stream(channel, golden_spec(case)) for case in GOLDEN))
+    for case, answer in zip(GOLDEN, answers, strict=True):
+        sure = next((i for i, margin in enumerate(case["margins"]) if margin < 1e-3), len(case["margins"]))
+        assert answer.usage.prompt_tokens == len(case["prompt_ids"])
+        assert answer.token_ids[:sure] == case["output_ids"][:sure], case["id"]
+        assert answer.logprobs[:sure] == pytest.approx(case["output_logprobs"][:sure], abs=1e-3)
+        if sure == len(case["margins"]):
+            eos_is_last = answer.finish.WhichOneof("matched") == "eos_token_id"
+            shown = case["output_text"].removesuffix("<|im_end|>") if eos_is_last else case["output_text"]
+            assert answer.text == shown
+
+
+WATCHED = [random.Random(1).randrange(1000, 40000) for _ in range(150)]
+WATCHED_SAMPLING = ({"max_tokens": 16}, {"max_tokens": 16, "temperature": 1.0, "seed": 7, "top_p": 0.95})
+
+
+async def watched_answers(channel, others):
+    """The watched prompt, greedy and seeded, among other requests; tokens and logprobs."""
+    crowd = [
+        stream(
+            channel,
+            spec(
+                [random.Random(n).randrange(1000, 40000) for _ in range(5 + 9 * n)],
+                sampling={"max_tokens": 12, "temperature": 0.8, "seed": n},
+            ),
+        )
+        for n in range(others)
+    ]
+    watched = [stream(channel, spec(WATCHED, sampling=each, output=WITH_LOGPROBS)) for each in WATCHED_SAMPLING]
+    answers = await asyncio.gather(*watched, *crowd)
+    return [(answer.token_ids, answer.logprobs) for answer in answers[: len(watched)]]
+
+
+async def test_an_answer_is_the_same_alone_and_in_a_crowd_whatever_the_chunk(exact_stack):
+    async with grpc.aio.insecure_channel(exact_stack.grpc) as channel:
+        alone = await watched_answers(channel, others=0)
+        assert await watched_answers(channel, others=16) == alone
+    assert alone[0][0] != alone[1][0], "the seeded answer is not the greedy one"
+    for chunk in (16, 64, 512):
+        flags = ("--dtype", "float32", "--prefill-max-num-batched-tokens", str(chunk), "--kv-cache-memory-bytes", "256MiB")
+        with running_stack(*flags) as stack:
+            async with grpc.aio.insecure_channel(stack.grpc) as channel:
+                assert await watched_answers(channel, others=2) == alone, chunk

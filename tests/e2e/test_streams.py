@@ -1,0 +1,128 @@
+"""Many streams, ended ones, cancelled ones, late ones: all complete, and nothing is left behind."""
+
+import asyncio
+import os
+import random
+import signal
+
+import grpc
+import httpx
+import pytest
+
+from crossdock.v1 import control_pb2, inference_pb2, inference_pb2_grpc
+from tests.e2e.conftest import running_stack, spec, stream
+
+
+def tokens_of(seed, length):
+    return [random.Random(seed).randrange(1000, 40000) for _ in range(length)]
+
+
+NO_EOS = inference_pb2.StopConditions(ignore_eos=True)
+
+
+async def test_32_streams_of_mixed_lengths_complete_and_every_ledger_is_empty_again(exact_stack):
+    sizes = [(random.Random(n).randrange(1, 220), random.Random(-n).randrange(1, 40)) for n in range(32)]
+    async with grpc.aio.insecure_channel(exact_stack.grpc) as channel:
+        answers = await asyncio.gather(
+            *(
+                stream(channel, spec(tokens_of(n, length), sampling={"max_tokens": count}, stop=NO_EOS))
+                for n, (length, count) in enumerate(sizes)
+            )
+        )
+    assert [len(answer.token_ids) for answer in answers] == [count for _, count in sizes]
+    for ledger in exact_stack.idle_ledgers():
+        assert ledger.free_blocks == ledger.total_blocks
+
+
+async def test_work_spreads_over_all_workers(wide_stack):
+    async with grpc.aio.insecure_channel(wide_stack.grpc) as channel:
+        await asyncio.gather(
+            *(stream(channel, spec(tokens_of(n, 40), sampling={"max_tokens": 8}, stop=NO_EOS)) for n in range(16))
+        )
+    finished = {}
+    while sum(finished.values()) < 32:
+        finished = {worker.worker_id: worker.finished_sequences for worker in wide_stack.status().workers}
+    assert set(finished) == {"prefill-0", "prefill-1", "decode-0", "decode-1"}
+    assert all(count >= 4 for count in finished.values()), finished
+
+
+async def test_an_answer_of_one_token_is_one_token_and_never_involves_the_decode_pool(exact_stack):
+    before = {worker.worker_id: worker.finished_sequences for worker in exact_stack.status().workers}
+    async with grpc.aio.insecure_channel(exact_stack.grpc) as channel:
+        answer = await stream(channel, spec("The sky is", sampling={"max_tokens": 1}))
+    exact_stack.idle_ledgers()
+    after = {worker.worker_id: worker.finished_sequences for worker in exact_stack.status().workers}
+    assert len(answer.token_ids) == 1
+    assert answer.finish.reason == inference_pb2.FINISH_REASON_LENGTH
+    assert after["prefill-0"] == before["prefill-0"] + 1
+    assert after["decode-0"] == before["decode-0"]
+
+
+@pytest.mark.parametrize("messages_read", [0, 1, 5])
+async def test_a_cancelled_stream_frees_both_workers(exact_stack, messages_read):
+    async with grpc.aio.insecure_channel(exact_stack.grpc) as channel:
+        stub = inference_pb2_grpc.InferenceServiceStub(channel)
+        wanted = spec(tokens_of(3, 600), sampling={"max_tokens": 2000}, stop=NO_EOS)
+        call = stub.GenerateStream(inference_pb2.GenerateStreamRequest(spec=wanted))
+        for _ in range(messages_read):
+            await call.read()
+        call.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await call.read()
+    exact_stack.idle_ledgers()
+
+
+async def test_a_deadline_ends_the_stream_and_frees_both_workers(exact_stack):
+    async with grpc.aio.insecure_channel(exact_stack.grpc) as channel:
+        with pytest.raises(grpc.aio.AioRpcError) as failure:
+            wanted = spec(tokens_of(4, 60), sampling={"max_tokens": 4000}, stop=NO_EOS)
+            await stream(channel, wanted, timeout=1.0)
+    assert failure.value.code() is grpc.StatusCode.DEADLINE_EXCEEDED
+    exact_stack.idle_ledgers()
+
+
+async def test_a_vanished_http_client_frees_both_workers(exact_stack):
+    body = {"prompt": tokens_of(5, 30), "max_tokens": 4000, "ignore_eos": True, "stream": True}
+    async with (
+        httpx.AsyncClient() as client,
+        client.stream("POST", f"{exact_stack.http}/v1/completions", json=body) as response,
+    ):
+        assert response.status_code == 200
+        await anext(response.aiter_lines())
+    exact_stack.idle_ledgers()
+
+
+@pytest.fixture(scope="module")
+def fragile_stack():
+    """For tests that kill workers."""
+    flags = ("--dtype", "float32", "--prefill", "2", "--decode", "2", "--kv-cache-memory-bytes", "256MiB")
+    with running_stack(*flags) as stack:
+        yield stack
+
+
+@pytest.mark.parametrize("victim", ["decode-0", "decode-1", "prefill-0", "prefill-1"])
+async def test_a_killed_worker_is_not_noticed_by_any_stream(exact_stack, fragile_stack, victim):
+    prompts = [tokens_of(n, 100 + 40 * n) for n in range(8)]
+    wanted = [spec(prompt, sampling={"max_tokens": 24, "temperature": 0.7, "seed": 5}, stop=NO_EOS) for prompt in prompts]
+    async with grpc.aio.insecure_channel(exact_stack.grpc) as channel:
+        golden = await asyncio.gather(*(stream(channel, each) for each in wanted))
+    pid = fragile_stack.children()[victim]
+    async with grpc.aio.insecure_channel(fragile_stack.grpc) as channel:
+        streams = [asyncio.create_task(stream(channel, each)) for each in wanted]
+        stub = inference_pb2_grpc.InferenceServiceStub(channel)
+        witness = stub.GenerateStream(inference_pb2.GenerateStreamRequest(spec=wanted[0]))
+        await witness.read()
+        os.kill(pid, signal.SIGKILL)
+        answers = await asyncio.gather(*streams)
+        witness.cancel()
+    assert [answer.token_ids for answer in answers] == [answer.token_ids for answer in golden]
+    await all_ready(fragile_stack)
+    fragile_stack.idle_ledgers()
+    assert fragile_stack.children()[victim] != pid
+
+
+async def all_ready(stack):
+    """Wait until the gateway sees every worker as ready."""
+    ready = control_pb2.WORKER_STATE_READY
+    while not all(worker.state == ready for worker in stack.status().workers):
+        await asyncio.sleep(0.05)

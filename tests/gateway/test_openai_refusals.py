@@ -1,0 +1,224 @@
+"""What OpenAI's paths refuse, with the status, the field and the limit named."""
+
+import asyncio
+
+import orjson
+import pytest
+
+from service.errors import Exhausted, InternalFault, Unavailable
+
+EVENT_S = 10.0
+PROMPT = "The capital of France is"
+
+
+def completion(**fields):
+    return {"model": "smol", "prompt": PROMPT, **fields}
+
+
+def chat(*contents, **fields):
+    return {"model": "smol", "messages": [{"role": "user", "content": each} for each in contents], **fields}
+
+
+@pytest.mark.parametrize(
+    ("fields", "param"),
+    [
+        ({"temperature": 3}, "temperature"),
+        ({"temperature": "hot"}, "temperature"),
+        ({"temperature": True}, "temperature"),
+        ({"top_p": 0}, "top_p"),
+        ({"top_k": 2**31}, "top_k"),
+        ({"top_k": 1.5}, "top_k"),
+        ({"seed": 2**63}, "seed"),
+        ({"max_tokens": 0}, "max_tokens"),
+        ({"max_tokens": 1e30}, "max_tokens"),
+        ({"n": 2}, "n"),
+        ({"best_of": 2}, "best_of"),
+        ({"logprobs": 21}, "logprobs"),
+        ({"presence_penalty": 0.5}, "presence_penalty"),
+        ({"frequency_penalty": 0.5}, "frequency_penalty"),
+        ({"repetition_penalty": 1.1}, "repetition_penalty"),
+        ({"logit_bias": {"5": 1}}, "logit_bias"),
+        ({"tools": [{"type": "function"}]}, "tools"),
+        ({"response_format": {"type": "json_object"}}, "response_format"),
+        ({"guided_regex": "a+"}, "guided_regex"),
+        ({"echo": True}, "echo"),
+        ({"suffix": "x"}, "suffix"),
+        ({"cache_salt": "x"}, "cache_salt"),
+        ({"kv_transfer_params": {"remote_host": "x"}}, "kv_transfer_params"),
+        ({"chat_template": "{{ x }}"}, "chat_template"),
+        ({"stop": [""]}, "stop[0]"),
+        ({"stop": 5}, "stop"),
+        ({"stop": ["x"] * 17}, "stop"),
+        ({"stop_token_ids": [49152]}, "stop_token_ids"),
+        ({"stop_token_ids": [-1]}, "stop_token_ids"),
+        ({"stop_token_ids": [2**63]}, "stop_token_ids"),
+        ({"prompt": ""}, "prompt"),
+        ({"prompt": []}, "prompt"),
+        ({"prompt": [[]]}, "prompt"),
+        ({"prompt": None}, "prompt"),
+        ({"prompt": ["a", 5]}, "prompt"),
+        ({"prompt": [49152]}, "prompt"),
+        ({"prompt": [-1]}, "prompt"),
+        ({"prompt": ["a"] * 17}, "prompt"),
+        ({"stream": "yes"}, "stream"),
+        ({"stream_options": {"include_usage": 1}}, "stream_options.include_usage"),
+        ({"ignore_eos": 0}, "ignore_eos"),
+    ],
+)
+async def test_a_bad_field_is_a_400_that_names_it(post, scripted, fields, param):
+    source = scripted()
+    response = await post(source, "/v1/completions", completion(**fields))
+    error = response.json()["error"]
+    assert response.status_code == 400 and error["type"] == "invalid_request_error"
+    assert error["param"] == param and error["message"].startswith(f"{param}: ")
+    assert source.requests == []
+
+
+@pytest.mark.parametrize(
+    ("body", "param"),
+    [
+        ({"model": "smol"}, "messages"),
+        ({"messages": []}, "messages"),
+        ({"messages": "hi"}, "messages"),
+        ({"messages": [{"role": 5, "content": "x"}]}, "messages[0].role"),
+        ({"messages": [{"role": "", "content": "x"}]}, "messages[0].role"),
+        ({"messages": [{"role": "user", "content": 5}]}, "messages[0].content"),
+        ({"messages": [{"role": "user", "content": [{"type": "image_url"}]}]}, "messages[0].content"),
+        ({"messages": [{"role": "user", "content": "x"}], "top_logprobs": 3}, "top_logprobs"),
+        (
+            {"messages": [{"role": "user", "content": "x"}], "chat_template_kwargs": {"a": 1}},
+            "chat_template_kwargs",
+        ),
+    ],
+)
+async def test_a_bad_chat_is_a_400_that_names_its_place(post, scripted, body, param):
+    response = await post(scripted(), "/v1/chat/completions", body)
+    assert response.status_code == 400 and response.json()["error"]["param"] == param
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        b"",
+        b"{",
+        b"[]",
+        b"5",
+        b'{"prompt": "\xff"}',
+        b'{"prompt": "\\ud800"}',
+        b'{"temperature": NaN, "prompt": "x"}',
+        b'{"temperature": 1e999, "prompt": "x"}',
+        b"[" * 19_000,
+    ],
+)
+async def test_a_body_that_is_no_json_object_is_a_400(post, scripted, body):
+    response = await post(scripted(), "/v1/completions", body)
+    assert response.status_code == 400 and response.json()["error"]["type"] == "invalid_request_error"
+
+
+async def test_a_body_over_the_limit_is_refused_unread(post, scripted):
+    response = await post(scripted(), "/v1/completions", b"x" * 200_001)
+    assert response.status_code == 413 and "200000" in response.json()["error"]["message"]
+
+
+async def test_another_model_is_a_404(post, scripted):
+    response = await post(scripted(), "/v1/completions", completion(model="other"))
+    assert response.status_code == 404 and response.json()["error"]["code"] == "model_not_found"
+
+
+async def test_a_prompt_that_is_too_long_has_its_own_code(post, scripted):
+    response = await post(scripted(), "/v1/completions", completion(prompt=[1] * 512))
+    assert response.status_code == 400
+    assert response.json()["error"]["code"] == "context_length_exceeded"
+
+
+@pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.parametrize(
+    ("error", "status", "retry_after"),
+    [
+        (Exhausted("full", retry_after_ms=1500), 429, "2"),
+        (Exhausted("full"), 429, "1"),
+        (Unavailable("no worker", retry_after_ms=3000), 503, "3"),
+        (InternalFault("x"), 500, None),
+    ],
+)
+async def test_an_error_before_the_first_token_has_its_status(
+    post, scripted, error, status, retry_after, stream
+):
+    response = await post(scripted(error), "/v1/completions", completion(stream=stream))
+    assert response.status_code == status and response.headers.get("retry-after") == retry_after
+    assert response.headers["content-type"] == "application/json"
+
+
+@pytest.mark.parametrize(
+    ("error", "code"), [(Unavailable("gone"), "unavailable"), (RuntimeError("secret"), "internal")]
+)
+async def test_an_error_in_a_stream_is_its_last_frame(post, scripted, batches, error, code):
+    source = scripted(*batches([500], end=None), error)
+    response = await post(source, "/v1/completions", completion(stream=True))
+    assert response.status_code == 200
+    *_, last, empty = response.text.split("\n\n")
+    assert empty == "" and orjson.loads(last.removeprefix("data: "))["error"]["code"] == code
+    assert "secret" not in response.text and "[DONE]" not in response.text
+
+
+async def test_a_mistake_of_ours_is_a_500_that_tells_nothing(post, scripted):
+    response = await post(scripted(RuntimeError("secret")), "/v1/completions", completion())
+    assert response.status_code == 500 and "secret" not in response.text
+
+
+async def test_one_failing_prompt_ends_the_others(post, frontend_over, scripted, batches):
+    source = scripted(*batches([500], end=None), asyncio.Event())
+    started = []
+    run = source.run
+
+    async def run_or_fail(request):
+        started.append(request.id)
+        if request.id.endswith("-1"):
+            raise Unavailable("gone")
+        async for batch in run(request):
+            yield batch
+
+    source.run = run_or_fail
+    response = await post(source, "/v1/completions", completion(prompt=["a", "b"]))
+    assert response.status_code == 503 and len(started) == 2
+    await asyncio.wait_for(source.closed.wait(), EVENT_S)
+
+
+@pytest.mark.parametrize(
+    ("path", "body", "param"),
+    [
+        ("/tokenize", {}, "prompt"),
+        ("/tokenize", {"prompt": 5}, "prompt"),
+        ("/tokenize", {"prompt": "a" * 9000}, "prompt"),
+        ("/detokenize", {}, "tokens"),
+        ("/detokenize", {"tokens": [49152]}, "tokens"),
+        ("/detokenize", {"tokens": "x"}, "tokens"),
+    ],
+)
+async def test_tokenize_and_detokenize_name_the_bad_field(post, scripted, path, body, param):
+    response = await post(scripted(), path, body)
+    assert response.status_code == 400 and response.json()["error"]["param"] == param
+
+
+@pytest.mark.parametrize(
+    ("method", "path", "status"), [("GET", "/v1/embeddings", 404), ("GET", "/v1/completions", 405)]
+)
+async def test_unknown_paths_and_methods_are_json_errors(
+    client_of, frontend_over, scripted, method, path, status
+):
+    async with client_of(frontend_over(scripted())) as client:
+        response = await client.request(method, path)
+    assert response.status_code == status and response.json()["error"]["message"]
+
+
+async def test_of_many_mistakes_the_first_are_named(post, scripted):
+    body = {"messages": [{"role": "", "content": "x"}] * 100}
+    response = await post(scripted(), "/v1/chat/completions", body)
+    assert response.status_code == 400 and response.json()["error"]["message"].count("bytes") == 8
+
+
+async def test_a_large_body_is_read_like_a_small_one(post, scripted):
+    response = await post(scripted(), "/v1/completions", completion(prompt="x" * 100_000))
+    assert response.json()["error"]["code"] == "context_length_exceeded"
+    response = await post(scripted(), "/v1/completions", b"{" + b" " * 100_000)
+    assert response.json()["error"]["param"] == "body"

@@ -1,0 +1,194 @@
+"""Both state machines: every state with every event does what the table says, or raises and changes nothing."""
+
+import copy
+from itertools import product
+
+import pytest
+
+from kvtransfer import incoming, outgoing, wire
+from kvtransfer.actions import Emit, Send
+from kvtransfer.digest import block_digest, manifest_digest
+from kvtransfer.errors import IllegalTransition, Reason
+from kvtransfer.incoming import IncomingTransfer
+from kvtransfer.outgoing import OutgoingTransfer
+
+BLOCK_BYTES = 8
+BLOCKS = 3
+PEER = b"peer"
+
+
+def content(index) -> memoryview:
+    return memoryview(bytes([index + 1] * BLOCK_BYTES))
+
+
+def digests(count=BLOCKS) -> list[bytes]:
+    return [block_digest(content(index)) for index in range(count)]
+
+
+def outgoing_in(world, state, pushed) -> OutgoingTransfer:
+    """A transfer in `state` with so many blocks pushed; one read is under way where there can be one."""
+    states = outgoing.State
+    transfer = OutgoingTransfer(world.ticket(blocks=BLOCKS), b"sealed", BLOCK_BYTES, 0.0)
+    transfer.start(0.0)
+    if state in (states.SEALED, states.COMMITTED):
+        pushed = BLOCKS
+    transfer.push(0, digests(pushed), 0.0)
+    if state is not states.OPENING:
+        transfer.granted(BLOCK_BYTES, 0.0)
+    if state in (states.SEALED, states.COMMITTED):
+        transfer.granted(BLOCKS * BLOCK_BYTES, 0.0)
+        transfer.finish(7, 0.0)
+    if state is states.COMMITTED:
+        transfer.committed(0.0)
+    if state in (states.ENDED, states.CLOSED):
+        transfer.cancel(0.0)
+    if state is states.CLOSED:
+        transfer.read_done(0.0)
+    assert transfer.state is state
+    return transfer
+
+
+OUTGOING_EVENTS = {
+    outgoing.Event.PUSH: lambda transfer: transfer.push(2, digests()[2:], 1.0),
+    outgoing.Event.FINISH: lambda transfer: transfer.finish(7, 1.0),
+    outgoing.Event.GRANT: lambda transfer: transfer.granted(BLOCK_BYTES, 1.0),
+    outgoing.Event.RESEND: lambda transfer: transfer.resend((0,), 1.0),
+    outgoing.Event.COMMIT: lambda transfer: transfer.committed(1.0),
+    outgoing.Event.REFUSE: lambda transfer: transfer.refused(Reason.WITHDRAWN, "", 1.0),
+    outgoing.Event.CANCEL: lambda transfer: transfer.cancel(1.0),
+    outgoing.Event.LOSE: lambda transfer: transfer.lost(Reason.PEER_LOST, "", 1.0),
+}
+
+
+@pytest.mark.parametrize(("state", "event"), list(product(outgoing.State, OUTGOING_EVENTS)))
+def test_outgoing_does_what_its_table_says(world, state, event):
+    transfer = outgoing_in(world, state, pushed=2 if event is outgoing.Event.PUSH else BLOCKS)
+    expected = outgoing.TRANSITIONS.get((state, event))
+    if expected is not None:
+        if expected is outgoing.State.ENDED and state is outgoing.State.OPENING:
+            # Nothing was sent, so nothing is being read.
+            expected = outgoing.TRANSITIONS[expected, outgoing.Event.DRAIN]
+        OUTGOING_EVENTS[event](transfer)
+        assert transfer.state is expected
+        return
+    before = copy.deepcopy(vars(transfer))
+    with pytest.raises(IllegalTransition):
+        OUTGOING_EVENTS[event](transfer)
+    assert vars(transfer) == before
+
+
+def test_every_outgoing_event_is_taken_from_outside_or_made_inside():
+    assert set(outgoing.Event) - set(OUTGOING_EVENTS) == {outgoing.Event.SEAL, outgoing.Event.DRAIN}
+
+
+def manifest(transfer) -> wire.Manifest:
+    digest = manifest_digest(transfer.ticket, 7, digests())
+    return wire.Manifest(num_tokens=transfer.ticket.num_tokens, digest=digest, first_token=7)
+
+
+def block(index) -> wire.BlockFrame:
+    return wire.BlockFrame(index=index, digest=digests()[index])
+
+
+def incoming_in(world, state) -> IncomingTransfer:
+    """A transfer in `state`; FILLING has one block."""
+    states = incoming.State
+    transfer = IncomingTransfer(world.ticket(blocks=BLOCKS), BLOCK_BYTES, BLOCK_BYTES)
+    if state is not states.EXPECTED:
+        transfer.opened(PEER, 0.0)
+    if state in (states.FILLING, states.VERIFIED, states.COMMITTED):
+        transfer.bind(0.0)
+        transfer.block(block(0), content(0), 0.0)
+    if state in (states.VERIFIED, states.COMMITTED):
+        transfer.block(block(1), content(1), 0.0)
+        transfer.block(block(2), content(2), 0.0)
+        transfer.manifest(manifest(transfer), 0.0)
+    if state is states.COMMITTED:
+        transfer.commit(0.0)
+    if state is states.ENDED:
+        transfer.withdraw(Reason.WITHDRAWN, 0.0)
+    assert transfer.state is state
+    return transfer
+
+
+INCOMING_EVENTS = {
+    incoming.Event.OPEN: lambda transfer: transfer.opened(PEER, 1.0),
+    incoming.Event.BIND: lambda transfer: transfer.bind(1.0),
+    incoming.Event.BLOCK: lambda transfer: transfer.block(block(1), content(1), 1.0),
+    incoming.Event.MANIFEST: lambda transfer: transfer.manifest(manifest(transfer), 1.0),
+    incoming.Event.COMMIT: lambda transfer: transfer.commit(1.0),
+    incoming.Event.WITHDRAW: lambda transfer: transfer.withdraw(Reason.WITHDRAWN, 1.0),
+    incoming.Event.ABORT: lambda transfer: transfer.aborted(Reason.CANCELLED, 1.0),
+    incoming.Event.LOSE: lambda transfer: transfer.lost(1.0),
+}
+
+
+@pytest.mark.parametrize(("state", "event"), list(product(incoming.State, INCOMING_EVENTS)))
+def test_incoming_does_what_its_table_says(world, state, event):
+    transfer = incoming_in(world, state)
+    expected = incoming.TRANSITIONS.get((state, event))
+    if expected is not None:
+        INCOMING_EVENTS[event](transfer)
+        assert transfer.state is expected
+        return
+    before = copy.deepcopy(vars(transfer))
+    with pytest.raises(IllegalTransition):
+        INCOMING_EVENTS[event](transfer)
+    assert vars(transfer) == before
+
+
+def test_every_incoming_event_is_taken_from_outside_or_made_inside():
+    assert set(incoming.Event) - set(INCOMING_EVENTS) == {incoming.Event.VERIFY, incoming.Event.REFUSE}
+
+
+def test_source_sends_only_within_the_grant(world):
+    transfer = OutgoingTransfer(world.ticket(blocks=BLOCKS), b"sealed", BLOCK_BYTES, 0.0)
+    assert sent_indices(transfer.push(0, digests(), 0.0)) == []
+    assert sent_indices(transfer.granted(BLOCK_BYTES * 2 - 1, 0.0)) == [0]
+    assert sent_indices(transfer.granted(BLOCK_BYTES, 0.0)) == []
+    assert sent_indices(transfer.granted(BLOCK_BYTES * 3, 0.0)) == [1, 2]
+
+
+def test_source_sends_a_block_again_once_however_often_it_is_asked(world):
+    transfer = outgoing_in(world, outgoing.State.SEALED, BLOCKS)
+    transfer.granted(BLOCK_BYTES * 9, 0.0)
+    assert sent_indices(transfer.resend((1, 1, 99), 0.0)) == [1]
+    assert sent_indices(transfer.resend((1,), 0.0)) == []
+
+
+def test_source_without_credit_for_a_lease_gives_up(world):
+    transfer = OutgoingTransfer(world.ticket(blocks=BLOCKS, lease_ms=1000), b"sealed", BLOCK_BYTES, 0.0)
+    transfer.push(0, digests(), 0.0)
+    transfer.granted(BLOCK_BYTES, 0.0)
+    for tenth in range(1, 10):
+        transfer.granted(BLOCK_BYTES, tenth / 10)
+        transfer.tick(tenth / 10)
+    assert not transfer.over()
+    transfer.granted(BLOCK_BYTES, 1.0)
+    failed = [each.event for each in transfer.tick(1.0) if isinstance(each, Emit)]
+    assert failed[0].reason is Reason.STALLED
+
+
+def test_target_that_misses_a_block_for_a_lease_after_the_manifest_gives_up(world):
+    transfer = incoming_in(world, incoming.State.FILLING)
+    transfer.manifest(manifest(transfer), 0.0)
+    for tenth in range(1, 10):
+        transfer.opened(PEER, tenth / 10)
+        assert not any(isinstance(each, Emit) for each in transfer.tick(tenth / 10))
+    transfer.opened(PEER, 1.0)
+    failed = [each.event for each in transfer.tick(1.0) if isinstance(each, Emit)]
+    assert failed[0].reason is Reason.INCOMPLETE
+
+
+def test_target_asks_for_missing_blocks_and_grants_the_bytes_for_them(world):
+    transfer = incoming_in(world, incoming.State.FILLING)
+    messages = [each.message for each in transfer.manifest(manifest(transfer), 0.0) if isinstance(each, Send)]
+    grant, resend = messages
+    assert resend == wire.Resend(indices=(1, 2))
+    assert grant.total_bytes == (2 + 2) * BLOCK_BYTES
+
+
+def sent_indices(actions) -> list[int]:
+    return [
+        each.payload_index for each in actions if isinstance(each, Send) and each.payload_index is not None
+    ]
