@@ -6,6 +6,7 @@ nor who supervises it.
 
 import sys
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import TypeVar
 
 from service import config, logs, parent, readiness
@@ -30,9 +31,10 @@ def prefill_worker_main(argv: Sequence[str]) -> int:
     """`crossdock prefill-worker`."""
 
     def run(options: config.WorkerOptions) -> None:
-        from prefill_worker.process import run as run_worker
+        from commands.worker import run as run_worker
+        from prefill_worker.role import PrefillRole
 
-        _without_engine_errors(run_worker, options)
+        _without_engine_errors(partial(run_worker, role=PrefillRole()), options)
 
     return _process("prefill-worker", config.WorkerOptions, argv, run)
 
@@ -41,9 +43,10 @@ def decode_worker_main(argv: Sequence[str]) -> int:
     """`crossdock decode-worker`."""
 
     def run(options: config.DecodeWorkerOptions) -> None:
-        from decode_worker.process import run as run_worker
+        from commands.worker import run as run_worker
+        from decode_worker.role import DecodeRole
 
-        _without_engine_errors(run_worker, options)
+        _without_engine_errors(partial(run_worker, role=DecodeRole()), options)
 
     return _process("decode-worker", config.DecodeWorkerOptions, argv, run)
 

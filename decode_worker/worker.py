@@ -14,6 +14,7 @@ from engine.cache.kv_cache import KVCache
 from engine.core import EngineCore, Output, StepResult
 from engine.policy import SequenceView
 from engine.sequence import EndReason, SamplingParams, Sequence, SequenceId, StopRules
+from kvtransfer.errors import Overloaded, TicketRefused
 from kvtransfer.events import Closed, Failed, Opened, Received, TargetEvent
 from kvtransfer.target_endpoint import TransferTarget
 from kvtransfer.ticket import Ticket
@@ -49,6 +50,7 @@ class DecodeWorker:
         policy: DecodePolicy,
         cache: KVCache,
         target: TransferTarget,
+        vocab_size: int,
         tell: Callable[[str, Report], None],
         clock: Callable[[], float],
         queue_requests_max: int,
@@ -57,6 +59,7 @@ class DecodeWorker:
         self._policy = policy
         self._cache = cache
         self._target = target
+        self._vocab_size = vocab_size
         self._tell = tell
         self._clock = clock
         self._queue_requests_max = queue_requests_max
@@ -69,11 +72,15 @@ class DecodeWorker:
         """Queue one attempt for blocks. An older attempt of the same request is void from now on."""
         if order.key in self._tickets or order.key in self._running:
             return
+        if self._reservations.find(ticket.ticket_id) is not None:
+            self._refuse(gateway, order.key, EndCause.TICKET_REFUSED, "this ticket is in use")
+            return
         for key in [key for key in self._live() if key.request_id == order.key.request_id]:
             self.cancel(gateway, key)
         if len(self._reservations.asking()) >= self._queue_requests_max:
-            detail = f"{self._queue_requests_max} requests are queued"
-            self._tell(gateway, EndedReport(key=order.key, cause=EndCause.EXHAUSTED, detail=detail))
+            self._refuse(
+                gateway, order.key, EndCause.EXHAUSTED, f"{self._queue_requests_max} requests are queued"
+            )
             return
         positions = max(len(order.token_ids), order.length_limit() - 1)
         self._reservations.ask(
@@ -154,10 +161,18 @@ class DecodeWorker:
         chosen = {view.id for view in granted}
         for reservation in asking:
             if _sequence_id(reservation.order) in chosen:
-                self._reservations.grant(reservation.ticket.ticket_id)
-                self._target.expect(reservation.ticket)
-                report = ReservedReport(key=reservation.order.key, blocks_held=0)
-                self._tell(reservation.gateway, report)
+                self._grant_one(reservation)
+
+    def _grant_one(self, reservation: Reservation) -> None:
+        key = reservation.order.key
+        try:
+            self._target.expect(reservation.ticket)
+        except (TicketRefused, Overloaded) as error:
+            self._end(key)
+            self._refuse(reservation.gateway, key, EndCause.TICKET_REFUSED, str(error))
+            return
+        self._reservations.grant(reservation.ticket.ticket_id)
+        self._tell(reservation.gateway, ReservedReport(key=key, blocks_held=0))
 
     def _bind(self, reservation: Reservation) -> None:
         """The source is about to send: give it places, unless the reservation was withdrawn meanwhile."""
@@ -173,6 +188,10 @@ class DecodeWorker:
             return
         order = reservation.order
         assert event.num_tokens == len(order.token_ids), "the manifest was checked against the ticket"
+        if event.first_token >= self._vocab_size:
+            self._end(order.key)
+            self._refuse(reservation.gateway, order.key, EndCause.TRANSFER_FAILED, "no such first token")
+            return
         table, credit = self._reservations.adopt(event.ticket_id)
         sequence = _sequence(order, event.first_token, self._clock())
         sequence.computed, sequence.table, sequence.credit = event.num_tokens, table, credit
@@ -199,6 +218,9 @@ class DecodeWorker:
         if output.sequence.end_reason is not None:
             self._finished_sequences += 1
             self._end(order.key)
+
+    def _refuse(self, gateway: str, key: AttemptKey, cause: EndCause, detail: str) -> None:
+        self._tell(gateway, EndedReport(key=key, cause=cause, detail=detail))
 
     def _end(self, key: AttemptKey) -> None:
         """Let go of all that an attempt has here. Blocks that the transport may write into stay reserved."""

@@ -27,7 +27,9 @@ class Stack:
 
     def status(self):
         with grpc.insecure_channel(self.grpc) as channel:
-            return control_pb2_grpc.ControlServiceStub(channel).GetStatus(control_pb2.GetStatusRequest(), timeout=15)
+            return control_pb2_grpc.ControlServiceStub(channel).GetStatus(
+                control_pb2.GetStatusRequest(), timeout=15
+            )
 
     def idle_ledgers(self, attempts=200):
         """The ledgers once nothing is live or owned any more; fails when that does not come."""

@@ -57,7 +57,9 @@ async def watched_answers(channel, others):
         )
         for n in range(others)
     ]
-    watched = [stream(channel, spec(WATCHED, sampling=each, output=WITH_LOGPROBS)) for each in WATCHED_SAMPLING]
+    watched = [
+        stream(channel, spec(WATCHED, sampling=each, output=WITH_LOGPROBS)) for each in WATCHED_SAMPLING
+    ]
     answers = await asyncio.gather(*watched, *crowd)
     return [(answer.token_ids, answer.logprobs) for answer in answers[: len(watched)]]
 
@@ -68,7 +70,14 @@ async def test_an_answer_is_the_same_alone_and_in_a_crowd_whatever_the_chunk(exa
         assert await watched_answers(channel, others=16) == alone
     assert alone[0][0] != alone[1][0], "the seeded answer is not the greedy one"
     for chunk in (16, 64, 512):
-        flags = ("--dtype", "float32", "--prefill-max-num-batched-tokens", str(chunk), "--kv-cache-memory-bytes", "256MiB")
+        flags = (
+            "--dtype",
+            "float32",
+            "--prefill-max-num-batched-tokens",
+            str(chunk),
+            "--kv-cache-memory-bytes",
+            "256MiB",
+        )
         with running_stack(*flags) as stack:
             async with grpc.aio.insecure_channel(stack.grpc) as channel:
                 assert await watched_answers(channel, others=2) == alone, chunk

@@ -37,7 +37,10 @@ async def test_32_streams_of_mixed_lengths_complete_and_every_ledger_is_empty_ag
 async def test_work_spreads_over_all_workers(wide_stack):
     async with grpc.aio.insecure_channel(wide_stack.grpc) as channel:
         await asyncio.gather(
-            *(stream(channel, spec(tokens_of(n, 40), sampling={"max_tokens": 8}, stop=NO_EOS)) for n in range(16))
+            *(
+                stream(channel, spec(tokens_of(n, 40), sampling={"max_tokens": 8}, stop=NO_EOS))
+                for n in range(16)
+            )
         )
     finished = {}
     while sum(finished.values()) < 32:
@@ -103,7 +106,10 @@ def fragile_stack():
 @pytest.mark.parametrize("victim", ["decode-0", "decode-1", "prefill-0", "prefill-1"])
 async def test_a_killed_worker_is_not_noticed_by_any_stream(exact_stack, fragile_stack, victim):
     prompts = [tokens_of(n, 100 + 40 * n) for n in range(8)]
-    wanted = [spec(prompt, sampling={"max_tokens": 24, "temperature": 0.7, "seed": 5}, stop=NO_EOS) for prompt in prompts]
+    wanted = [
+        spec(prompt, sampling={"max_tokens": 24, "temperature": 0.7, "seed": 5}, stop=NO_EOS)
+        for prompt in prompts
+    ]
     async with grpc.aio.insecure_channel(exact_stack.grpc) as channel:
         golden = await asyncio.gather(*(stream(channel, each) for each in wanted))
     pid = fragile_stack.children()[victim]

@@ -236,6 +236,7 @@ def test_many_new_peers_do_not_push_out_one_at_work(world, pair):
     assert pair.run(lambda: pair.names(pair.target_events, ticket) == ["Opened"])
     for _ in range(20):
         Intruder(pair).greet()
+    pair.run(seconds=2 * ticket.lease_ms / 1000)
     pair.bind(ticket.ticket_id)
     pair.run_to_close(ticket)
     assert pair.received_bytes[ticket.ticket_id] == [bytes(block) for block in blocks]
@@ -247,6 +248,47 @@ def test_a_target_that_answers_garbage_is_given_up(world, memory_pair):
     pair.hand_over(ticket)
     assert pair.run(lambda: "Closed" in pair.names(pair.source_events, ticket))
     assert pair.names(pair.source_events, ticket) == ["Failed", "Closed"]
+
+
+def answering(changed):
+    """A script: what the target says is replaced by what `changed` makes of its envelope."""
+
+    def script(packet):
+        if packet.to_target:
+            return (packet,)
+        return (replace(packet, header=wire.encode(changed(wire.decode(packet.header)))),)
+
+    return script
+
+
+@pytest.mark.parametrize("fence", ["attempt", "source_epoch", "target_epoch"])
+def test_a_source_hears_no_answer_of_another_attempt_or_epoch(world, memory_pair, fence):
+    def changed(envelope):
+        if envelope.ticket_id == wire.NO_TICKET:
+            return envelope
+        return replace(envelope, **{fence: getattr(envelope, fence) + 1})
+
+    pair = memory_pair(answering(changed))
+    ticket = world.ticket()
+    pair.hand_over(ticket)
+    assert pair.run(lambda: "Closed" in pair.names(pair.source_events, ticket))
+    assert pair.source_events[0].reason is Reason.LEASE_OVER
+    assert pair.source.counters()["fenced"] > 0
+    assert "blocks_sent" not in pair.source.counters()
+
+
+def test_a_source_takes_no_welcome_from_somebody_else(world, memory_pair):
+    def changed(envelope):
+        if not isinstance(envelope.message, wire.HelloAccepted):
+            return envelope
+        return replace(envelope, target_epoch=envelope.target_epoch + 1)
+
+    pair = memory_pair(answering(changed))
+    ticket = world.ticket()
+    pair.hand_over(ticket)
+    assert pair.run(lambda: "Closed" in pair.names(pair.source_events, ticket))
+    failed = pair.source_events[0]
+    assert (failed.reason, failed.detail) == (Reason.HANDSHAKE_REFUSED, "target")
 
 
 @pytest.mark.parametrize(

@@ -10,6 +10,7 @@ import pytest
 import zmq
 
 from kvtransfer import wire
+from kvtransfer.digest import block_digest
 from kvtransfer.errors import BindRefused, Reason
 from kvtransfer.identity import Identity
 from kvtransfer.source_io import SourceLimits
@@ -197,23 +198,64 @@ def test_a_stalled_target_delays_neither_the_caller_nor_another_target(world, zm
         unblock.set()
 
 
-def test_a_target_that_stops_reading_frees_the_blocks_of_the_source(world, zmq_ends, large):
+@pytest.fixture
+def reluctant_target():
+    """A target that takes a transfer and grants everything, but reads blocks only when it is told to."""
+    with zmq.Context() as context, context.socket(zmq.ROUTER) as router:
+        router.setsockopt(zmq.LINGER, 0)
+        router.setsockopt(zmq.RCVHWM, 1)
+        router.setsockopt(zmq.RCVBUF, 64 * 1024)
+        router.setsockopt(zmq.RCVTIMEO, 10_000)
+        router.bind("tcp://127.0.0.1:0")
+        yield router
+
+
+def take_up(router) -> None:
+    for answer in (wire.HelloAccepted(target_id="target-b"), wire.Grant(total_bytes=2**40)):
+        peer, header = router.recv_multipart()
+        router.send_multipart([peer, wire.encode(replace(wire.decode(header), message=answer))])
+
+
+def test_a_block_that_waits_in_a_socket_counts_as_being_read(world, zmq_ends, large, reluctant_target):
+    source, on_source = zmq_ends.new_source(layout=large)
+    ticket = world.ticket(blocks=200, layout=large, lease_ms=60_000)
+    endpoint = reluctant_target.getsockopt(zmq.LAST_ENDPOINT).decode()
+    blocks = send_all(world, source, ticket, (endpoint,), large)
+    take_up(reluctant_target)
+    header, payload = reluctant_target.recv_multipart()[1:]
+
+    def let_source_work(rounds):
+        """A transfer that fails at once shows that the source's thread has come round."""
+        for _ in range(rounds):
+            hopeless = world.ticket(layout=large)
+            source.open(world.seal(hopeless), hopeless, ("nonsense",))
+            on_source.wait("Closed", hopeless)
+
+    let_source_work(rounds=40)
+    source.cancel(ticket.ticket_id)
+    let_source_work(rounds=2)
+    if "Closed" in on_source.names(ticket):
+        for block in blocks:
+            block[:] = bytes(len(block))
+    while not isinstance(wire.decode(header).message, wire.Abort):
+        frame = wire.decode(header).message
+        assert not isinstance(frame, wire.BlockFrame) or block_digest(payload) == frame.digest
+        header, *payloads = reluctant_target.recv_multipart()[1:]
+        payload = payloads[0] if payloads else b""
+    on_source.wait("Closed", ticket)
+
+
+def test_a_target_that_stops_reading_frees_the_blocks_of_the_source(world, zmq_ends, large, reluctant_target):
     """Its sockets are full and stay full: the connection is given up, so that Closed can come."""
     source, on_source = zmq_ends.new_source(layout=large)
     ticket = world.ticket(blocks=200, layout=large, lease_ms=400)
-    with zmq.Context() as context, context.socket(zmq.ROUTER) as target:
-        target.setsockopt(zmq.LINGER, 0)
-        target.setsockopt(zmq.RCVHWM, 1)
-        target.setsockopt(zmq.RCVTIMEO, 10_000)
-        target.bind("tcp://127.0.0.1:0")
-        send_all(world, source, ticket, (target.getsockopt(zmq.LAST_ENDPOINT).decode(),), large)
-        for answer in (wire.HelloAccepted(target_id="target-b"), wire.Grant(total_bytes=2**40)):
-            peer, header = target.recv_multipart()
-            target.send_multipart([peer, wire.encode(replace(wire.decode(header), message=answer))])
-        assert on_source.wait("Failed", ticket).reason is Reason.LEASE_OVER
-        on_source.wait("Closed", ticket)
-        assert source.counters()["blocks_sent"] > 0
-        assert on_source.names(ticket) == ["Failed", "Closed"]
+    endpoint = reluctant_target.getsockopt(zmq.LAST_ENDPOINT).decode()
+    send_all(world, source, ticket, (endpoint,), large)
+    take_up(reluctant_target)
+    assert on_source.wait("Failed", ticket).reason is Reason.LEASE_OVER
+    on_source.wait("Closed", ticket)
+    assert source.counters()["blocks_sent"] > 0
+    assert on_source.names(ticket) == ["Failed", "Closed"]
 
 
 @pytest.mark.parametrize("scheme", ["tcp", "ipc"])

@@ -22,7 +22,7 @@ float sum_of_squares(const float* x, size_t n) {
     float tail[kLanes] = {};
     std::memcpy(tail, x + i, (n - i) * sizeof(float));
     const Floats value = load(tail);
-    return sum(total);
+    return sum(fma(value, value, total));
 }
 
 void norm_row(const float* x, const float* weight, float eps, size_t n, float* out) {

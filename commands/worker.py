@@ -1,0 +1,164 @@
+"""One worker process of either role: wires engine, transport, step thread and servicer, and runs them.
+
+The one place where all of a worker's parts are known together. What is particular about a role is in its package's
+`role.py`; here nothing asks which one it is.
+"""
+
+import asyncio
+import secrets
+import time
+from collections.abc import Callable
+from functools import partial
+from typing import Any, Protocol
+
+import grpc
+import structlog
+
+from crossdock.worker.v1 import worker_pb2 as pb
+from engine.assembly import Engine, EngineWishes, assemble
+from engine.core import StepResult
+from engine.loop import EngineLoop, InboxFull
+from engine.policy import Policy
+from kvtransfer.desk import End, TicketDesk
+from kvtransfer.errors import TicketRefused
+from kvtransfer.identity import Identity
+from service import server, worker_rim
+from service.config import WorkerOptions
+from service.errors import InvalidRequest
+from service.machine import bind_to_cores, free_memory_bytes
+from service.model_source import resolve_model
+from service.orders import OrderLimits
+from service.reports import EndCause, Report, Response
+from service.worker_process import INBOX_ACTIONS_MAX, WorkerService, crash, serve_worker
+from service.worker_rim import PROTOCOL_VERSION, Host, WorkerRim
+
+_REFUSALS = {
+    InvalidRequest: EndCause.INVALID,
+    TicketRefused: EndCause.TICKET_REFUSED,
+    InboxFull: EndCause.EXHAUSTED,
+}
+
+
+class Transport(Protocol):
+    """A worker's end of the hand-off."""
+
+    def start(self) -> None: ...
+    def close(self) -> None: ...
+
+
+class Worker(worker_rim.Worker, Protocol):
+    """What a role does, on the step thread."""
+
+    def on_step(self, result: StepResult) -> None: ...
+    def on_transfer(self, event: Any) -> None: ...
+
+
+class Role(Protocol):
+    """What is particular about a role. service: full name of its gRPC service; response: its stream's message."""
+
+    service: str
+    end: End
+    response: Callable[..., Response]
+
+    def policy(self, options: WorkerOptions) -> Policy: ...
+
+    def transport(
+        self, options: WorkerOptions, engine: Engine, identity: Identity, emit: Callable[[Any], None]
+    ) -> Transport: ...
+
+    def endpoints(self, transport: Any) -> tuple[str, ...]:
+        """Where hand-offs are received."""
+        ...
+
+    def worker(
+        self, options: WorkerOptions, engine: Engine, transport: Any, tell: Callable[[str, Report], None]
+    ) -> Worker: ...
+
+    def register(
+        self,
+        grpc_server: grpc.aio.Server,
+        rim: WorkerRim,
+        host: Host,
+        worker: Any,
+        limits: OrderLimits,
+        desk: TicketDesk,
+    ) -> None: ...
+
+
+def run(options: WorkerOptions, role: Role) -> None:
+    """Serve until a signal. Raises StartupError or EngineError when it cannot start."""
+    bind_to_cores(options.cores)
+    wishes = EngineWishes.of(options, resolve_model(options.model))
+    engine = assemble(wishes, role.policy(options), memory_bytes=free_memory_bytes())
+    if engine.note:
+        structlog.get_logger().warning(engine.note)
+    server.run(_serve(options, role, engine))
+
+
+async def _serve(options: WorkerOptions, role: Role, engine: Engine) -> None:
+    identity = Identity(worker_id=options.worker_id, epoch=secrets.randbits(63))
+    rim = WorkerRim(role.response, asyncio.get_running_loop())
+
+    def on_transfer(event: object) -> None:
+        loop.post(partial(worker.on_transfer, event))
+
+    transport = role.transport(options, engine, identity, on_transfer)
+    worker = role.worker(options, engine, transport, rim.tell)
+    loop = EngineLoop(
+        engine.core,
+        clock=time.monotonic,
+        on_step=worker.on_step,
+        on_turn=lambda steps: rim.flush(worker.load(steps)),
+        on_crash=crash,
+        inbox_actions_max=INBOX_ACTIONS_MAX,
+    )
+    transport.start()
+    loop.start()
+
+    async def stop() -> None:
+        await asyncio.to_thread(loop.stop)
+        await asyncio.to_thread(transport.close)
+
+    welcome = _welcome(options, engine, identity, role.endpoints(transport))
+    host = Host(worker=worker, welcome=welcome, post=loop.post, refusals=_REFUSALS)
+    limits = OrderLimits(vocab_size=engine.config.vocab_size, tokens_max=engine.capacity.max_model_len)
+    desk = _desk(options, role, engine, identity)
+    service = WorkerService(
+        name=role.service,
+        register=lambda grpc_server: role.register(grpc_server, rim, host, worker, limits, desk),
+        rim=rim,
+        facts={"worker_id": options.worker_id, "blocks": engine.capacity.num_blocks},
+        cleanups=[stop],
+    )
+    await serve_worker(options, service)
+
+
+def _desk(options: WorkerOptions, role: Role, engine: Engine, identity: Identity) -> TicketDesk:
+    return TicketDesk(
+        key=options.ticket_key.get_secret_value(),
+        identity=identity,
+        end=role.end,
+        layout_fingerprint=engine.cache.layout.fingerprint(),
+        block_size=engine.cache.layout.block_size,
+    )
+
+
+def _welcome(
+    options: WorkerOptions, engine: Engine, identity: Identity, kv_endpoints: tuple[str, ...]
+) -> pb.Welcome:
+    layout = engine.cache.layout
+    return pb.Welcome(
+        protocol_version=PROTOCOL_VERSION,
+        worker_id=identity.worker_id,
+        epoch=identity.epoch,
+        layout_fingerprint=layout.fingerprint(),
+        kv_endpoints=kv_endpoints,
+        model_digest=engine.model_digest,
+        max_model_len=engine.capacity.max_model_len,
+        vocab_size=engine.config.vocab_size,
+        block_size=layout.block_size,
+        total_blocks=engine.capacity.num_blocks,
+        max_num_seqs=options.max_num_seqs,
+        eos_token_ids=engine.config.eos_token_ids,
+        layout_fields=[pb.LayoutField(name=name, value=value) for name, value in layout.fields().items()],
+    )

@@ -1,0 +1,82 @@
+"""What is particular about a decode worker process: its policy, its end of the hand-off, its service."""
+
+import time
+from collections.abc import Callable
+
+import grpc
+
+from crossdock.worker.v1 import worker_pb2 as pb
+from crossdock.worker.v1.worker_pb2_grpc import add_DecodeServiceServicer_to_server
+from decode_worker.policy import DecodePolicy
+from decode_worker.servicer import DecodeServicer
+from decode_worker.worker import DecodeWorker
+from engine.assembly import Engine
+from kvtransfer.desk import End, TicketDesk
+from kvtransfer.events import TargetEvent
+from kvtransfer.identity import Identity
+from kvtransfer.target_endpoint import TransferTarget
+from kvtransfer.zmq_socket import ZmqOptions
+from kvtransfer.zmq_transport import ZmqTargetTransport
+from service.config import WorkerOptions
+from service.orders import OrderLimits
+from service.reports import Report, Response
+from service.worker_rim import Host, WorkerRim
+
+
+class DecodeRole:
+    service = pb.DESCRIPTOR.services_by_name["DecodeService"].full_name
+    end = End.TARGET
+    response: Callable[..., Response] = pb.DecodeServiceAttachResponse
+
+    def policy(self, options: WorkerOptions) -> DecodePolicy:
+        return DecodePolicy(budget_tokens=options.max_num_batched_tokens, seats=options.max_num_seqs)
+
+    def transport(
+        self, options: WorkerOptions, engine: Engine, identity: Identity, emit: Callable[[TargetEvent], None]
+    ) -> TransferTarget:
+        layout = engine.cache.layout
+        return TransferTarget(
+            identity=identity,
+            layout=layout,
+            key=options.ticket_key.get_secret_value(),
+            transport=ZmqTargetTransport(
+                ZmqOptions(block_bytes=layout.block_bytes()),
+                options.kv_listen,
+                allow_wildcard=options.allow_wildcard_bind,
+            ),
+            emit=emit,
+            clock=time.monotonic,
+        )
+
+    def endpoints(self, transport: TransferTarget) -> tuple[str, ...]:
+        return transport.endpoints()
+
+    def worker(
+        self,
+        options: WorkerOptions,
+        engine: Engine,
+        transport: TransferTarget,
+        tell: Callable[[str, Report], None],
+    ) -> DecodeWorker:
+        return DecodeWorker(
+            core=engine.core,
+            policy=self.policy(options),
+            cache=engine.cache,
+            target=transport,
+            vocab_size=engine.config.vocab_size,
+            tell=tell,
+            clock=time.monotonic,
+            queue_requests_max=options.queue_requests_max,
+        )
+
+    def register(
+        self,
+        grpc_server: grpc.aio.Server,
+        rim: WorkerRim,
+        host: Host,
+        worker: DecodeWorker,
+        limits: OrderLimits,
+        desk: TicketDesk,
+    ) -> None:
+        servicer = DecodeServicer(rim, host, worker, limits, desk)
+        add_DecodeServiceServicer_to_server(servicer, grpc_server)

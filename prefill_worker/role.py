@@ -1,0 +1,75 @@
+"""What is particular about a prefill worker process: its policy, its end of the hand-off, its service."""
+
+import time
+from collections.abc import Callable
+
+import grpc
+
+from crossdock.worker.v1 import worker_pb2 as pb
+from crossdock.worker.v1.worker_pb2_grpc import add_PrefillServiceServicer_to_server
+from engine.assembly import Engine
+from kvtransfer.desk import End, TicketDesk
+from kvtransfer.events import SourceEvent
+from kvtransfer.identity import Identity
+from kvtransfer.source_endpoint import TransferSource
+from kvtransfer.zmq_socket import ZmqOptions
+from kvtransfer.zmq_transport import ZmqSourceTransport
+from prefill_worker.policy import PrefillPolicy
+from prefill_worker.servicer import PrefillServicer
+from prefill_worker.worker import PrefillWorker
+from service.config import WorkerOptions
+from service.orders import OrderLimits
+from service.reports import Report, Response
+from service.worker_rim import Host, WorkerRim
+
+
+class PrefillRole:
+    service = pb.DESCRIPTOR.services_by_name["PrefillService"].full_name
+    end = End.SOURCE
+    response: Callable[..., Response] = pb.PrefillServiceAttachResponse
+
+    def policy(self, options: WorkerOptions) -> PrefillPolicy:
+        return PrefillPolicy(budget_tokens=options.max_num_batched_tokens, seats=options.max_num_seqs)
+
+    def transport(
+        self, options: WorkerOptions, engine: Engine, identity: Identity, emit: Callable[[SourceEvent], None]
+    ) -> TransferSource:
+        zmq_options = ZmqOptions(block_bytes=engine.cache.layout.block_bytes())
+        return TransferSource(
+            identity=identity,
+            layout=engine.cache.layout,
+            transport=ZmqSourceTransport(zmq_options),
+            emit=emit,
+            clock=time.monotonic,
+        )
+
+    def endpoints(self, transport: TransferSource) -> tuple[str, ...]:
+        return ()
+
+    def worker(
+        self,
+        options: WorkerOptions,
+        engine: Engine,
+        transport: TransferSource,
+        tell: Callable[[str, Report], None],
+    ) -> PrefillWorker:
+        return PrefillWorker(
+            core=engine.core,
+            cache=engine.cache,
+            source=transport,
+            tell=tell,
+            clock=time.monotonic,
+            queue_requests_max=options.queue_requests_max,
+        )
+
+    def register(
+        self,
+        grpc_server: grpc.aio.Server,
+        rim: WorkerRim,
+        host: Host,
+        worker: PrefillWorker,
+        limits: OrderLimits,
+        desk: TicketDesk,
+    ) -> None:
+        servicer = PrefillServicer(rim, host, worker, limits, desk)
+        add_PrefillServiceServicer_to_server(servicer, grpc_server)
