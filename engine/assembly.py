@@ -118,6 +118,7 @@ def assemble(wishes: EngineWishes, policy: Policy, *, memory_bytes: int) -> Engi
         head_dim=config.head_dim,
         block_size=wishes.block_size,
         dtype=wishes.kv_dtype or backend.dtype,
+        numerics=backend.numerics,
     )
     num_blocks = _num_blocks(wishes, layout, memory_bytes)
     cache = KVCache(layout, num_blocks)

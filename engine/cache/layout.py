@@ -13,7 +13,11 @@ _DTYPE_NAMES = {torch.float32: "float32", torch.bfloat16: "bfloat16"}
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class KVLayout:
-    """A block holds KV of `block_size` consecutive positions, all layers, in one contiguous run of bytes."""
+    """A block holds KV of `block_size` consecutive positions, all layers, in one contiguous run of bytes.
+
+    numerics: what decides the last bits of its contents besides model and tokens (see kernels.Backend). Workers that
+    differ in it would not continue each other's sequences exactly.
+    """
 
     model_digest: str
     layers: int
@@ -21,6 +25,7 @@ class KVLayout:
     head_dim: int
     block_size: int
     dtype: torch.dtype
+    numerics: str = ""
 
     def block_shape(self) -> tuple[int, int, int, int, int]:
         """[layers, 2 (key, value), block_size, kv_heads, head_dim]."""
@@ -43,6 +48,7 @@ class KVLayout:
             "head_dim": str(self.head_dim),
             "block_size": str(self.block_size),
             "dtype": _DTYPE_NAMES[self.dtype],
+            "numerics": self.numerics,
         }
 
     def fingerprint(self) -> bytes:

@@ -47,6 +47,8 @@ class Backend(Protocol):
     name: str
     dtype: torch.dtype
     """dtype of the packed weights: float32 or bfloat16."""
+    numerics: str
+    """What decides the last bits of a result besides its inputs. Two backends that say the same compute the same."""
 
     def pack(self, weight: torch.Tensor, bias: torch.Tensor | None = None) -> PackedLinear:
         """Take a float32 or bfloat16 weight [out, in]; the argument is not kept."""

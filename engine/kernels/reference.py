@@ -4,6 +4,7 @@ Called by tests and, through `choose_backend`, by a worker on a machine with no 
 read and to be right, never to be fast.
 """
 
+import platform
 from collections.abc import Callable
 from dataclasses import dataclass
 from itertools import pairwise
@@ -36,6 +37,7 @@ class ReferenceBackend:
     def __init__(self, dtype: torch.dtype) -> None:
         assert dtype in {torch.float32, torch.bfloat16}, dtype
         self.dtype = dtype
+        self.numerics = f"reference {platform.machine()} torch={torch.__version__} weights={dtype}"
 
     def pack(self, weight: torch.Tensor, bias: torch.Tensor | None = None) -> PackedLinear:
         rows, columns = weight.shape

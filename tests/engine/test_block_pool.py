@@ -257,6 +257,7 @@ CHANGES = {
     "head_dim": {"head_dim": 16},
     "block_size": {"block_size": 8},
     "dtype": {"dtype": torch.bfloat16},
+    "numerics": {"numerics": "another processor"},
 }
 
 
@@ -287,6 +288,7 @@ def test_the_fingerprint_is_a_hash_of_length_prefixed_names_and_values():
         b"\0\0\0\x08kv_heads\0\0\0\x012"
         b"\0\0\0\x06layers\0\0\0\x013"
         b"\0\0\0\x05model\0\0\0\x04a1b2"
+        b"\0\0\0\x08numerics\0\0\0\x00"
         b"\0\0\0\x07version\0\0\0\x011"
     )
     assert LAYOUT.fingerprint() == hashlib.sha256(parts).digest()

@@ -36,8 +36,9 @@ class World:
     source = SOURCE
     target = TARGET
     layout = LAYOUT
+    lease_ms = 1000
 
-    def ticket(self, blocks=5, first_block=0, lease_ms=1000, layout=None, **changes) -> Ticket:
+    def ticket(self, blocks=5, first_block=0, lease_ms=None, layout=None, **changes) -> Ticket:
         layout = layout or self.layout
         ticket = mint(
             lambda count: next(_SERIAL).to_bytes(count, "big"),
@@ -50,7 +51,7 @@ class World:
             num_tokens=blocks * layout.block_size - 1,
             first_block=first_block,
             num_blocks=blocks,
-            lease_ms=lease_ms,
+            lease_ms=lease_ms or self.lease_ms,
         )
         return replace(ticket, **changes)
 
@@ -227,7 +228,7 @@ class ZmqEnds:
             transport=ZmqSourceTransport(self._options(layout)),
             emit=recorder,
             clock=time.monotonic,
-            limits=limits,
+            limits=limits or SourceLimits(connect_ms=20_000),
         )
         source.start()
         self._closing.append(source)
@@ -238,7 +239,7 @@ class ZmqEnds:
             end.close()
 
     def _options(self, layout) -> ZmqOptions:
-        return ZmqOptions(block_bytes=layout.block_bytes(), heartbeat_ms=200)
+        return ZmqOptions(block_bytes=layout.block_bytes())
 
 
 @pytest.fixture

@@ -20,6 +20,13 @@ from kvtransfer.zmq_transport import ZmqTargetTransport
 
 
 @pytest.fixture
+def world(world):
+    """On a real clock a busy machine must not end a lease."""
+    world.lease_ms = 60_000
+    return world
+
+
+@pytest.fixture
 def large(world):
     """A layout whose blocks are sent without a copy: 128 KiB each."""
     return replace(world.layout, layers=32, block_size=16, head_dim=32)

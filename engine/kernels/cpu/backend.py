@@ -4,6 +4,7 @@ Owns its thread pool, which ends with it. Called by the model on the step thread
 falls back: whether the kernels can be built here is for `choose_backend` to find out.
 """
 
+import platform
 import weakref
 
 import torch
@@ -25,6 +26,8 @@ class CpuBackend:
     def __init__(self, dtype: torch.dtype, threads: int, library: Library) -> None:
         assert dtype in {torch.float32, torch.bfloat16}, dtype
         self.dtype = dtype
+        bf16 = "own" if library.has_bf16() else "fma"
+        self.numerics = f"cpu {platform.machine()} lanes={library.lanes()} bf16={bf16} weights={dtype}"
         self._library = library
         self._thread_pool = library.start_thread_pool(threads)
         weakref.finalize(self, library.stop_thread_pool, self._thread_pool)

@@ -93,6 +93,7 @@ class Library:
         self._declare("thread_pool_stop", (c_void_p,), None)
         self._declare("tile_columns", (), c_int64)
         self._declare("has_bf16", (), c_int)
+        self._declare("lanes", (), c_int)
         for name, arguments in _SIGNATURES.items():
             suffixes = [f"_{suffix}" for suffix in _SUFFIXES.values()] if name in _BY_DTYPE else [""]
             for suffix in suffixes:
@@ -102,6 +103,10 @@ class Library:
     def has_bf16(self) -> bool:
         """Whether the processor multiplies bfloat16 by an instruction of its own."""
         return bool(self._library.crossdock_has_bf16())
+
+    def lanes(self) -> int:
+        """Floats per vector of the processor."""
+        return int(self._library.crossdock_lanes())
 
     def start_thread_pool(self, threads: int) -> int:
         """Handle of a new pool; the caller's thread is one of `threads`. Ended by `stop_thread_pool`.

@@ -160,6 +160,9 @@ extern "C" {
 // Outputs per tile: packed weights and biases are padded to a multiple of it.
 int64_t crossdock_tile_columns() { return crossdock::kTileColumns; }
 
+// Floats per vector: it decides the order in which rows are summed, and with it their last bits.
+int crossdock_lanes() { return crossdock::kLanes; }
+
 // Whether bfloat16 weights are multiplied by the processor's own instruction.
 int crossdock_has_bf16() {
 #if defined(__AVX512BF16__) || defined(__ARM_FEATURE_BF16_VECTOR_ARITHMETIC)
