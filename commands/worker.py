@@ -87,7 +87,6 @@ class Role(Protocol):
 
 def run(options: WorkerOptions, role: Role) -> None:
     """Serve until a signal. Raises StartupError or EngineError when it cannot start."""
-    bind_to_cores(options.cores)
     wishes = EngineWishes.of(options, resolve_model(options.model))
     engine = assemble(wishes, role.policy(options), memory_bytes=free_memory_bytes())
     if engine.note:
@@ -110,6 +109,7 @@ async def _serve(options: WorkerOptions, role: Role, engine: Engine) -> None:
         on_step=worker.on_step,
         on_turn=lambda steps: rim.flush(worker.load(steps)),
         on_crash=crash,
+        on_start=partial(bind_to_cores, options.cores),
         inbox_actions_max=INBOX_ACTIONS_MAX,
     )
     transport.start()

@@ -19,7 +19,7 @@ class InboxFull(EngineError):
 
 class EngineLoop:
     """on_step: gets what a step did. on_turn: called with the number of steps after each batch of actions and after
-    each step, when everything that came of it is known. inbox_actions_max: actions that may wait at once.
+    each step, when everything that came of it is known. on_start: called first, on the step thread. inbox_actions_max: actions that may wait at once.
     clock: seconds, monotonic."""
 
     def __init__(
@@ -30,6 +30,7 @@ class EngineLoop:
         on_step: Callable[[StepResult], None],
         on_turn: Callable[[int], None],
         on_crash: Callable[[BaseException], None],
+        on_start: Callable[[], None] = lambda: None,
         inbox_actions_max: int,
     ) -> None:
         self._core = core
@@ -37,6 +38,7 @@ class EngineLoop:
         self._on_step = on_step
         self._on_turn = on_turn
         self._on_crash = on_crash
+        self._on_start = on_start
         self._inbox: deque[Callable[[], None]] = deque()
         self._inbox_actions_max = inbox_actions_max
         self._wake = threading.Condition()
@@ -72,6 +74,7 @@ class EngineLoop:
 
     def _guarded(self) -> None:
         try:
+            self._on_start()
             self._run()
         except BaseException as crash:
             self._on_crash(crash)

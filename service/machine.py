@@ -5,7 +5,7 @@ from collections.abc import Sequence
 
 
 def bind_to_cores(cores: Sequence[int] | None) -> None:
-    """Run this process on these cores only. None leaves it as it is."""
+    """Run this thread, and the threads it starts, on these cores only. None leaves it as it is."""
     if cores:
         os.sched_setaffinity(0, cores)
 
