@@ -99,7 +99,7 @@ async def _serve(options: WorkerOptions, role: Role, engine: Engine) -> None:
     rim = WorkerRim(role.response, asyncio.get_running_loop())
 
     def on_transfer(event: object) -> None:
-        loop.post(partial(worker.on_transfer, event))
+        loop.insist(partial(worker.on_transfer, event))
 
     transport = role.transport(options, engine, identity, on_transfer)
     worker = role.worker(options, engine, transport, rim.tell)
@@ -120,8 +120,8 @@ async def _serve(options: WorkerOptions, role: Role, engine: Engine) -> None:
         await asyncio.to_thread(transport.close)
 
     welcome = _welcome(options, engine, identity, role.endpoints(transport))
-    host = Host(worker=worker, welcome=welcome, post=loop.post, refusals=_REFUSALS)
-    limits = OrderLimits(vocab_size=engine.config.vocab_size, tokens_max=engine.capacity.max_model_len)
+    host = Host(worker=worker, welcome=welcome, post=loop.post, insist=loop.insist, refusals=_REFUSALS)
+    limits = OrderLimits(vocab_size=engine.config.vocab_size, tokens_max=engine.capacity.tokens_max)
     desk = _desk(options, role, engine, identity)
     service = WorkerService(
         name=role.service,

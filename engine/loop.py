@@ -55,15 +55,19 @@ class EngineLoop:
         self._thread.start()
 
     def post(self, action: Callable[[], None]) -> None:
-        """Run an action on the step thread between two steps. From any thread; never blocks.
+        """Run an action on the step thread between two steps, in order. From any thread; never blocks.
 
         Raises InboxFull.
         """
         with self._wake:
             if len(self._inbox) >= self._inbox_actions_max:
                 raise InboxFull(f"{self._inbox_actions_max} actions are waiting")
-            self._inbox.append(action)
-            self._wake.notify()
+            self._put(action)
+
+    def insist(self, action: Callable[[], None]) -> None:
+        """As `post`, and never refused: for what must not be lost, and has its bound where it comes from."""
+        with self._wake:
+            self._put(action)
 
     def stop(self) -> None:
         """Finish the current step and end the thread."""
@@ -71,6 +75,10 @@ class EngineLoop:
             self._stopping = True
             self._wake.notify()
         self._thread.join()
+
+    def _put(self, action: Callable[[], None]) -> None:
+        self._inbox.append(action)
+        self._wake.notify()
 
     def _guarded(self) -> None:
         try:

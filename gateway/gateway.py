@@ -96,8 +96,11 @@ class _Gateway:
     async def serve(self) -> None:
         """From the listening sockets to the end of the last stream."""
         options = self._options
+        request_bytes_max = options.grpc_max_message_bytes
         grpc_server = server.create_server(
-            [MalformedMessages()], message_bytes_max=options.grpc_max_message_bytes
+            [MalformedMessages(request_bytes_max)],
+            # Above this gRPC itself refuses, without details.
+            message_bytes_max=max(request_bytes_max, server.MESSAGE_BYTES_MAX),
         )
         await self._health.register(grpc_server)
         add_InferenceServiceServicer_to_server(InferenceServicer(self._frontend), grpc_server)
@@ -110,7 +113,7 @@ class _Gateway:
             server.enable_reflection(grpc_server, _SERVICES)
         allow = options.allow_wildcard_bind
         grpc_port = server.bind(grpc_server, f"{options.grpc_host}:{options.grpc_port}", allow_wildcard=allow)
-        app = openai_app(self._frontend, body_bytes_max=options.grpc_max_message_bytes)
+        app = openai_app(self._frontend, body_bytes_max=request_bytes_max)
         http = HttpServer(app, options.http_host, options.http_port, allow_wildcard=allow)
         await grpc_server.start()
         await http.start()

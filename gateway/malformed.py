@@ -1,17 +1,18 @@
-"""Answers bytes that are no message of ours (garbage, invalid UTF-8) with INVALID_ARGUMENT.
+"""Refuses what is no request of ours: garbage, invalid UTF-8, and more bytes than a request may have.
 
-gRPC's own answer would be UNKNOWN with a Python class in its text. An interceptor for the gateway's server;
-it looks at nothing that parses.
+gRPC's own answers would be UNKNOWN with a Python class in its text, and a status without details. An
+interceptor for the gateway's server; it looks at nothing that parses.
 """
 
 from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
 from typing import Any, TypeAlias, cast
 
 import grpc
 from google.protobuf.message import DecodeError
 
 from service import status
-from service.errors import FieldViolation, InvalidRequest
+from service.errors import FieldViolation, InvalidRequest, TooLarge
 
 _PACKAGE = "/crossdock.v1."
 
@@ -21,7 +22,13 @@ Context = grpc.aio.ServicerContext[Any, Any]
 
 
 class MalformedMessages(grpc.aio.ServerInterceptor):
-    """For services of crossdock.v1 whose requests are single messages and whose handlers are coroutines."""
+    """For services of crossdock.v1 whose requests are single messages and whose handlers are coroutines.
+
+    request_bytes_max: what is larger is not parsed, since small things in a message grow when it is.
+    """
+
+    def __init__(self, request_bytes_max: int) -> None:
+        self._request_bytes_max = request_bytes_max
 
     async def intercept_service(
         self, continuation: Continuation, handler_call_details: grpc.HandlerCallDetails
@@ -37,24 +44,36 @@ class MalformedMessages(grpc.aio.ServerInterceptor):
             Handler,
             make(
                 _refusing(behaviour),
-                request_deserializer=_tolerant(handler.request_deserializer or bytes),
+                request_deserializer=_tolerant(
+                    handler.request_deserializer or bytes, self._request_bytes_max
+                ),
                 response_serializer=handler.response_serializer,
             ),
         )
 
 
+@dataclass(frozen=True, slots=True)
 class _Malformed:
-    """Stands for a request that could not be read."""
+    """Stands for a request that was not read."""
+
+    error: InvalidRequest
 
 
-def _tolerant(deserialize: Callable[[bytes], object]) -> Callable[[bytes], object]:
+def _tolerant(deserialize: Callable[[bytes], object], bytes_max: int) -> Callable[[bytes], object]:
     def read(data: bytes) -> object:
+        if len(data) > bytes_max:
+            return _Malformed(TooLarge(_violation(f"at most {bytes_max} bytes")))
         try:
             return deserialize(data)
         except DecodeError:
-            return _Malformed()
+            rule = "must be a message of this service, with valid UTF-8 in its texts"
+            return _Malformed(InvalidRequest(_violation(rule)))
 
     return read
+
+
+def _violation(rule: str) -> FieldViolation:
+    return FieldViolation(field="request", description=rule)
 
 
 def _refusing(
@@ -62,8 +81,7 @@ def _refusing(
 ) -> Callable[[Any, Context], Awaitable[Any]]:
     async def answer(request: object, context: Context) -> Any:
         if isinstance(request, _Malformed):
-            rule = "must be a message of this service, with valid UTF-8 in its texts"
-            await status.abort(context, InvalidRequest(FieldViolation(field="request", description=rule)))
+            await status.abort(context, request.error)
         return await behaviour(request, context)
 
     return answer

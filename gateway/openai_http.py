@@ -36,7 +36,14 @@ from gateway.openai_schema import (
     tokenize_request,
 )
 from gateway.validation import REQUEST_ID_CHARACTERS_MAX
-from service.errors import FieldViolation, InternalFault, InvalidRequest, ServiceError, Unavailable
+from service.errors import (
+    FieldViolation,
+    InternalFault,
+    InvalidRequest,
+    ServiceError,
+    TooLarge,
+    Unavailable,
+)
 from service.metrics import CONTENT_TYPE
 
 REQUEST_ID_KEY = "x-request-id"
@@ -143,12 +150,19 @@ class _Face:
         return self._frontend.new_id()
 
     async def _read(self, request: Request, translate: Callable[[JsonObject], T]) -> T:
-        """The translated body. A large one is read on another thread."""
+        """The translated body. A large one is read on another thread.
+
+        Only what says that it is JSON is read: pages in a browser may send anything else to any server.
+        """
+        if request.headers.get("content-type", "").partition(";")[0].strip().lower() != JSON_TYPE:
+            raise HTTPException(415, f"content-type: must be {JSON_TYPE}")
         body = bytearray()
         async for part in request.stream():
             body += part
             if len(body) > self._body_bytes_max:
-                raise HTTPException(413, f"body: at most {self._body_bytes_max} bytes")
+                raise TooLarge(
+                    FieldViolation(field="body", description=f"at most {self._body_bytes_max} bytes")
+                )
         if len(body) <= _INLINE_BYTES_MAX:
             return translate(_object(body))
         return await asyncio.to_thread(lambda: translate(_object(body)))

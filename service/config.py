@@ -112,7 +112,9 @@ class FrontOptions(Options):
     grpc_port: Port = Field(50051, description="port of the gRPC server; 0: any free one")
     http_host: str = Field("127.0.0.1", min_length=1, description="interface of the HTTP server")
     http_port: Port = Field(8000, description="port of the HTTP server; 0: any free one")
-    grpc_max_message_bytes: Bytes = Field(16 << 20, le=1 << 30, description="largest message taken or sent")
+    grpc_max_message_bytes: Bytes = Field(
+        4 << 20, le=1 << 30, description="largest request, over HTTP as well"
+    )
     queue_requests_max: int = Field(1024, ge=1, description="requests that may be live at the gateway")
     control_token: Secret | None = Field(
         None, description="credential of the control service, or @file; default: loopback peers only"

@@ -2,6 +2,7 @@
 
 ServiceError
 ├── InvalidRequest      a field breaks its limits
+│   └── TooLarge        the request is not even read
 ├── ModelNotFound       no such model here
 ├── Exhausted           a queue or memory is full; try again later
 ├── Unavailable         nobody can serve this now; try again later
@@ -42,6 +43,10 @@ class InvalidRequest(ServiceError):
         self.violations = violations
         if reason is not None:
             self.reason = reason
+
+
+class TooLarge(InvalidRequest):
+    reason = "REQUEST_TOO_LARGE"
 
 
 class ModelNotFound(ServiceError):

@@ -5,6 +5,7 @@ no engine and no ticket.
 """
 
 import math
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 from crossdock.worker.v1 import worker_pb2 as pb
@@ -21,6 +22,24 @@ class AttemptKey:
 
     request_id: str
     attempt: int
+
+
+class AttemptRefused(Exception):
+    """An attempt that must not begin beside what is live. One line."""
+
+
+def superseded(gateway: str, key: AttemptKey, live: Iterable[tuple[str, AttemptKey]]) -> list[AttemptKey]:
+    """The older attempts at the same request, which this one makes void. live: (gateway, attempt) pairs of a worker.
+
+    Raises AttemptRefused when a newer attempt is live, or when the request is another gateway's: whoever asks for a
+    request is the only one who may end it.
+    """
+    rivals = [(owner, other) for owner, other in live if other.request_id == key.request_id]
+    if any(owner != gateway for owner, _ in rivals):
+        raise AttemptRefused("another gateway has a request of this name")
+    if any(other.attempt > key.attempt for _, other in rivals):
+        raise AttemptRefused("a newer attempt is live")
+    return [other for _, other in rivals if other.attempt < key.attempt]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -125,6 +144,7 @@ def _violations(order: SequenceOrder, limits: OrderLimits) -> list[FieldViolatio
         ),
         ("min_tokens", order.min_tokens <= order.max_tokens, "at most max_tokens"),
         ("stop_token_ids", len(order.stop_token_ids) <= STOP_TOKENS_MAX, f"at most {STOP_TOKENS_MAX}"),
+        ("stop_token_ids", len(order.stop_token_ids) < vocab, "not every token"),
         ("stop_token_ids", max(order.stop_token_ids, default=0) < vocab, f"each in [0, {vocab})"),
         ("temperature", _within(order.temperature, 0.0, 2.0), "in [0, 2]"),
         ("top_p", _within(order.top_p, 0.0, 1.0) and order.top_p > 0, "in (0, 1]"),

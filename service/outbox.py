@@ -20,19 +20,25 @@ class Outbox(Generic[Message]):
         self._messages_max = messages_max
         self._wake = asyncio.Event()
         self._closed = False
+        self._finishing = False
 
     @property
     def closed(self) -> bool:
         return self._closed
 
     def put(self, message: Message) -> None:
-        """Queue a message. After `close` it is dropped: the peer is gone."""
-        if self._closed:
+        """Queue a message. After `close` or `finish` it is dropped."""
+        if self._closed or self._finishing:
             return
         if len(self._messages) >= self._messages_max:
             self.close()
             return
         self._messages.append(message)
+        self._wake.set()
+
+    def finish(self) -> None:
+        """Take nothing more; the stream ends when what waits was sent."""
+        self._finishing = True
         self._wake.set()
 
     def close(self) -> None:
@@ -42,10 +48,13 @@ class Outbox(Generic[Message]):
         self._wake.set()
 
     async def drain(self) -> AsyncIterator[Message]:
-        """Messages as they come, until `close`. One reader."""
+        """Messages as they come, until `close`, or until there are none after `finish`. One reader."""
         while not self._closed:
             while self._messages:
                 yield self._messages.popleft()
+            if self._finishing:
+                self.close()
+                return
             self._wake.clear()
             if not self._messages and not self._closed:
                 await self._wake.wait()

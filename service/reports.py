@@ -1,7 +1,7 @@
 """What a worker tells a gateway about an attempt, and its translation to and from the wire.
 
 Workers make reports on their step thread; `encode` packs those of one step into as few messages as there are kinds,
-all tokens in one. The gateway gets the same reports back from `decode`. Knows no engine.
+all tokens in one. The gateway gets the same reports back from `decode`, which trusts no peer. Knows no engine.
 """
 
 from collections.abc import Callable, Iterable
@@ -12,6 +12,10 @@ from typing import TypeAlias
 from crossdock.worker.v1 import worker_pb2 as pb
 from service.load import WorkerLoad
 from service.orders import AttemptKey
+
+
+class BadReport(Exception):
+    """A report that no worker of ours makes. The text names the field and the rule."""
 
 
 class TokenEnd(Enum):
@@ -94,7 +98,7 @@ def encode(reports: Iterable[Report], step: int, response: Callable[..., Respons
 
 
 def decode(message: Response) -> list[Report]:
-    """The reports in a message; empty for messages that are about the worker as a whole."""
+    """The reports in a message; empty for messages that are about the worker as a whole. Raises BadReport."""
     match message.WhichOneof("message"):
         case "outputs":
             return [_token_report(output) for output in message.outputs.outputs]
@@ -169,14 +173,25 @@ def _output(report: TokenReport) -> pb.SequenceOutput:
 
 
 def _token_report(output: pb.SequenceOutput) -> TokenReport:
+    if len(output.top_token_ids) != len(output.top_logprobs):
+        raise BadReport("top_logprobs: one for each of top_token_ids")
     return TokenReport(
         key=_key(output),
         position=output.position,
         token_id=output.token_id,
         logprob=output.logprob if output.HasField("logprob") else None,
         top=tuple(zip(output.top_token_ids, output.top_logprobs, strict=True)),
-        end=TokenEnd(output.end_reason) if output.end_reason else None,
+        end=_token_end(output.end_reason),
     )
+
+
+def _token_end(reason: pb.EndReason) -> TokenEnd | None:
+    if reason == pb.END_REASON_UNSPECIFIED:
+        return None
+    try:
+        return TokenEnd(reason)
+    except ValueError:
+        raise BadReport("end_reason: unknown") from None
 
 
 def _key(message: pb.SequenceOutput | pb.Ended | pb.Reserved | pb.Adopted | pb.HandedOver) -> AttemptKey:
@@ -184,4 +199,8 @@ def _key(message: pb.SequenceOutput | pb.Ended | pb.Reserved | pb.Adopted | pb.H
 
 
 def _cause(cause: pb.EndCause) -> EndCause:
-    return EndCause(cause) if cause else EndCause.INTERNAL
+    """An unset or unknown cause is a fault: over is over, whatever a newer worker calls it."""
+    try:
+        return EndCause(cause)
+    except ValueError:
+        return EndCause.INTERNAL

@@ -53,6 +53,8 @@ def create_server(
         # The defaults cancel streams when some two thousand start at once; we refuse by our own admission.
         ("grpc.server.max_pending_requests", 20_000),
         ("grpc.server.max_pending_requests_hard_limit", 40_000),
+        # A compressed message is unpacked whole before its size is looked at. 1: identity alone.
+        ("grpc.compression_enabled_algorithms_bitset", 1),
         # With 1 a second process would share our port without a word.
         ("grpc.so_reuseport", 0),
     )

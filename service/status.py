@@ -23,6 +23,7 @@ from service.errors import (
     InvalidRequest,
     ModelNotFound,
     ServiceError,
+    TooLarge,
     Unauthorised,
     Unavailable,
 )
@@ -65,6 +66,12 @@ _TABLE: dict[type[ServiceError], _Row] = {
         http=429,
         openai_type="rate_limit_error",
         fallback="a limit is reached",
+    ),
+    TooLarge: _Row(
+        code=grpc.StatusCode.RESOURCE_EXHAUSTED,
+        http=413,
+        openai_type="invalid_request_error",
+        fallback="the request is too large",
     ),
     Unavailable: _Row(
         code=grpc.StatusCode.UNAVAILABLE,

@@ -21,7 +21,11 @@ def tokens_of(seed, length):
 def engine_of(dtype, budget_tokens, threads=1):
     policy = DecodePolicy(budget_tokens=budget_tokens, seats=64)
     wishes = EngineWishes(
-        model=resolve_model("smollm2-135m-instruct"), dtype=dtype, threads=threads, max_model_len=512, num_blocks=256
+        model=resolve_model("smollm2-135m-instruct"),
+        dtype=dtype,
+        threads=threads,
+        max_model_len=512,
+        num_blocks=256,
     )
     return assemble(wishes, policy, memory_bytes=0)
 

@@ -139,7 +139,9 @@ class World:
             id=f"r{number}",
             model="hash",
             prompt_token_ids=tuple(prompt),
-            sampling=Sampling(temperature=temperature, top_p=1.0, top_k=0, min_p=0.0, seed=seed, logprobs=None),
+            sampling=Sampling(
+                temperature=temperature, top_p=1.0, top_k=0, min_p=0.0, seed=seed, logprobs=None
+            ),
             stop=Stop(max_tokens=count, min_tokens=0, token_ids=stop, strings=(), include_string=False),
             include_special_tokens=False,
             deadline=None,
@@ -154,7 +156,9 @@ class World:
             self.turn()
             if all(client.outcome for client in self.clients) and self.idle():
                 return
-        raise AssertionError(f"not idle after {seconds} s: {[c.outcome for c in self.clients]} {self.owners()}")
+        raise AssertionError(
+            f"not idle after {seconds} s: {[c.outcome for c in self.clients]} {self.owners()}"
+        )
 
     def turn(self):
         """Every actor once, in random order; some are left out, as a busy machine would."""

@@ -82,7 +82,9 @@ def test_many_requests_over_a_faulty_network_are_exact_and_leave_nothing(seed):
         count = dice.randrange(1, 12)
         sampled = {"temperature": 1.0, "seed": number} if dice.random() < 0.3 else {}
         cancel_at = dice.random() * 0.2 if dice.random() < 0.3 else None
-        wanted.append((world.submit(prompt, count, cancel_at=cancel_at, **sampled), prompt, count, bool(sampled)))
+        wanted.append(
+            (world.submit(prompt, count, cancel_at=cancel_at, **sampled), prompt, count, bool(sampled))
+        )
     world.run()
     for client, prompt, count, sampled in wanted:
         if client.outcome == "cancelled":
