@@ -34,7 +34,7 @@ def prefill_worker_main(argv: Sequence[str]) -> int:
         from commands.worker import run as run_worker
         from prefill_worker.role import PrefillRole
 
-        _without_engine_errors(partial(run_worker, role=PrefillRole()), options)
+        _without_library_errors(partial(run_worker, role=PrefillRole()), options)
 
     return _process("prefill-worker", config.WorkerOptions, argv, run)
 
@@ -46,7 +46,7 @@ def decode_worker_main(argv: Sequence[str]) -> int:
         from commands.worker import run as run_worker
         from decode_worker.role import DecodeRole
 
-        _without_engine_errors(partial(run_worker, role=DecodeRole()), options)
+        _without_library_errors(partial(run_worker, role=DecodeRole()), options)
 
     return _process("decode-worker", config.DecodeWorkerOptions, argv, run)
 
@@ -76,12 +76,13 @@ def _fields(verb: str, options: config.Options) -> dict[str, str]:
     return pool | {"worker_id": options.worker_id} if isinstance(options, config.WorkerOptions) else pool
 
 
-def _without_engine_errors(run: Callable[[_Options], None], options: _Options) -> None:
+def _without_library_errors(run: Callable[[_Options], None], options: _Options) -> None:
     from engine.errors import EngineError
+    from kvtransfer.errors import TransferError
 
     try:
         run(options)
-    except EngineError as error:
+    except (EngineError, TransferError) as error:
         raise StartupError(str(error)) from error
 
 

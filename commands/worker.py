@@ -29,7 +29,13 @@ from service.machine import bind_to_cores, free_memory_bytes
 from service.model_source import resolve_model
 from service.orders import OrderLimits
 from service.reports import EndCause, Report, Response
-from service.worker_process import INBOX_ACTIONS_MAX, WorkerService, crash, serve_worker
+from service.worker_process import (
+    INBOX_ACTIONS_MAX,
+    WorkerService,
+    crash,
+    crash_with_any_thread,
+    serve_worker,
+)
 from service.worker_rim import PROTOCOL_VERSION, Host, WorkerRim
 
 _REFUSALS = {
@@ -112,6 +118,7 @@ async def _serve(options: WorkerOptions, role: Role, engine: Engine) -> None:
         on_start=partial(bind_to_cores, options.cores),
         inbox_actions_max=INBOX_ACTIONS_MAX,
     )
+    crash_with_any_thread()
     transport.start()
     loop.start()
 

@@ -1,5 +1,6 @@
 """What is particular about a decode worker process: its policy, its end of the hand-off, its service."""
 
+import secrets
 import time
 from collections.abc import Callable
 
@@ -11,12 +12,11 @@ from decode_worker.policy import DecodePolicy
 from decode_worker.servicer import DecodeServicer
 from decode_worker.worker import DecodeWorker
 from engine.assembly import Engine
+from kvtransfer.assembly import TransportWishes, target_transport
 from kvtransfer.desk import End, TicketDesk
 from kvtransfer.events import TargetEvent
 from kvtransfer.identity import Identity
 from kvtransfer.target_endpoint import TransferTarget
-from kvtransfer.zmq_socket import ZmqOptions
-from kvtransfer.zmq_transport import ZmqTargetTransport
 from service.config import WorkerOptions
 from service.orders import OrderLimits
 from service.reports import Report, Response
@@ -35,15 +35,20 @@ class DecodeRole:
         self, options: WorkerOptions, engine: Engine, identity: Identity, emit: Callable[[TargetEvent], None]
     ) -> TransferTarget:
         layout = engine.cache.layout
+        wishes = TransportWishes(
+            block_bytes=layout.block_bytes(),
+            key_folder=options.kv_key_folder,
+            shared_memory=options.kv_shared_memory,
+            allow_wildcard=options.allow_wildcard_bind,
+            allow_insecure=options.allow_insecure_kv,
+            backends=options.kv_backends(),
+            group_address=options.kv_group_address,
+        )
         return TransferTarget(
             identity=identity,
             layout=layout,
             key=options.ticket_key.get_secret_value(),
-            transport=ZmqTargetTransport(
-                ZmqOptions(block_bytes=layout.block_bytes()),
-                options.kv_listen,
-                allow_wildcard=options.allow_wildcard_bind,
-            ),
+            transport=target_transport(wishes, identity, options.kv_listen, secrets.token_bytes),
             emit=emit,
             clock=time.monotonic,
         )

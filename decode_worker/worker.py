@@ -14,12 +14,12 @@ from engine.cache.kv_cache import KVCache
 from engine.core import EngineCore, Output, StepResult
 from engine.policy import SequenceView
 from engine.sequence import EndReason, SamplingParams, Sequence, SequenceId, StopRules
-from kvtransfer.errors import Overloaded, TicketRefused
+from kvtransfer.errors import Overloaded, Reason, TicketRefused
 from kvtransfer.events import Closed, Failed, Opened, Received, TargetEvent
 from kvtransfer.target_endpoint import TransferTarget
 from kvtransfer.ticket import Ticket
 from service.load import WorkerLoad
-from service.orders import AttemptKey, SequenceOrder
+from service.orders import AttemptKey, AttemptRefused, SequenceOrder, superseded
 from service.reports import (
     AdoptedReport,
     EndCause,
@@ -69,35 +69,17 @@ class DecodeWorker:
         self._finished_sequences = 0
 
     def reserve(self, gateway: str, order: SequenceOrder, ticket: Ticket) -> None:
-        """Queue one attempt for blocks. An older attempt of the same request is void from now on."""
-        if order.key in self._tickets or order.key in self._running:
-            return
-        if self._reservations.find(ticket.ticket_id) is not None:
-            self._refuse(gateway, order.key, EndCause.TICKET_REFUSED, "this ticket is in use")
-            return
-        for key in [key for key in self._live() if key.request_id == order.key.request_id]:
-            self.cancel(gateway, key)
-        if len(self._reservations.asking()) >= self._queue_requests_max:
-            self._refuse(
-                gateway, order.key, EndCause.EXHAUSTED, f"{self._queue_requests_max} requests are queued"
-            )
-            return
-        positions = max(len(order.token_ids), order.length_limit() - 1)
-        self._reservations.ask(
-            Reservation(
-                gateway=gateway,
-                order=order,
-                ticket=ticket,
-                blocks_max=self._cache.layout.blocks_for(positions),
-                asked=self._clock(),
-            )
-        )
-        self._tickets[order.key] = ticket.ticket_id
+        """Queue one attempt for blocks, once. Older attempts of the same request are void from now on."""
+        try:
+            self._ask(gateway, order, ticket)
+        except tuple(_REFUSALS) as error:
+            self._refuse(gateway, order.key, error)
         self._grant()
 
     def cancel(self, gateway: str, key: AttemptKey) -> None:
-        """Stop an attempt and acknowledge it. Unknown and ended attempts are acknowledged too."""
-        self._end(key)
+        """Stop an attempt of this gateway and acknowledge it; what is not here is acknowledged too."""
+        if key in self._live() and self._gateway_of(key) == gateway:
+            self._end(key)
         self._tell(gateway, EndedReport(key=key, cause=EndCause.CANCELLED, detail="cancelled"))
         self._grant()
 
@@ -147,6 +129,35 @@ class DecodeWorker:
             finished_sequences=self._finished_sequences,
         )
 
+    def _ask(self, gateway: str, order: SequenceOrder, ticket: Ticket) -> None:
+        """Raises AttemptRefused, TicketRefused or Overloaded."""
+        if order.remaining() < 2:
+            raise AttemptRefused(
+                "max_tokens: an answer that ends with its first token is not for this worker"
+            )
+        live = [(self._gateway_of(key), key) for key in self._live()]
+        older = superseded(gateway, order.key, live)
+        if (gateway, order.key) in live:
+            return
+        if ticket.first_block != 0:
+            raise TicketRefused(Reason.WRONG_RANGE, "no block of this prompt is held here")
+        if self._reservations.find(ticket.ticket_id) is not None:
+            raise TicketRefused(Reason.SPENT, "in use")
+        for key in older:
+            self.cancel(gateway, key)
+        if len(self._reservations.asking()) >= self._queue_requests_max:
+            raise Overloaded(f"{self._queue_requests_max} requests are queued")
+        self._reservations.ask(
+            Reservation(
+                gateway=gateway,
+                order=order,
+                ticket=ticket,
+                blocks_max=self._cache.layout.blocks_for(order.length_limit() - 1),
+                asked=self._clock(),
+            )
+        )
+        self._tickets[order.key] = ticket.ticket_id
+
     def _grant(self) -> None:
         """Give blocks and seats to those the policy chooses, and tell their gateways."""
         asking = self._reservations.asking()
@@ -169,7 +180,7 @@ class DecodeWorker:
             self._target.expect(reservation.ticket)
         except (TicketRefused, Overloaded) as error:
             self._end(key)
-            self._refuse(reservation.gateway, key, EndCause.TICKET_REFUSED, str(error))
+            self._refuse(reservation.gateway, key, error)
             return
         self._reservations.grant(reservation.ticket.ticket_id)
         self._tell(reservation.gateway, ReservedReport(key=key, blocks_held=0))
@@ -190,7 +201,8 @@ class DecodeWorker:
         assert event.num_tokens == len(order.token_ids), "the manifest was checked against the ticket"
         if event.first_token >= self._vocab_size:
             self._end(order.key)
-            self._refuse(reservation.gateway, order.key, EndCause.TRANSFER_FAILED, "no such first token")
+            wrong = EndedReport(key=order.key, cause=EndCause.TRANSFER_FAILED, detail="no such first token")
+            self._tell(reservation.gateway, wrong)
             return
         table, credit = self._reservations.adopt(event.ticket_id)
         sequence = _sequence(order, event.first_token, self._clock())
@@ -219,8 +231,8 @@ class DecodeWorker:
             self._finished_sequences += 1
             self._end(order.key)
 
-    def _refuse(self, gateway: str, key: AttemptKey, cause: EndCause, detail: str) -> None:
-        self._tell(gateway, EndedReport(key=key, cause=cause, detail=detail))
+    def _refuse(self, gateway: str, key: AttemptKey, error: Exception) -> None:
+        self._tell(gateway, EndedReport(key=key, cause=_REFUSALS[type(error)], detail=str(error)))
 
     def _end(self, key: AttemptKey) -> None:
         """Let go of all that an attempt has here. Blocks that the transport may write into stay reserved."""
@@ -245,6 +257,11 @@ class DecodeWorker:
         return reservation.gateway
 
 
+_REFUSALS: dict[type[Exception], EndCause] = {
+    AttemptRefused: EndCause.INVALID,
+    TicketRefused: EndCause.TICKET_REFUSED,
+    Overloaded: EndCause.EXHAUSTED,
+}
 _END = {EndReason.STOP: TokenEnd.STOP, EndReason.LENGTH: TokenEnd.LENGTH}
 
 

@@ -153,12 +153,18 @@ def _read_config(wishes: EngineWishes) -> ModelConfig:
 
 
 def _num_blocks(wishes: EngineWishes, layout: KVLayout, memory_bytes: int) -> int:
-    if wishes.num_blocks is not None:
-        return wishes.num_blocks
-    affordable = int(memory_bytes * KV_SHARE_OF_MEMORY)
-    asked = wishes.kv_bytes if wishes.kv_bytes is not None else min(KV_BYTES_DEFAULT, affordable)
-    blocks = asked // layout.block_bytes()
-    if blocks < 1:
-        needed = layout.block_bytes()
+    asked = _kv_bytes(wishes, layout, memory_bytes)
+    needed = layout.block_bytes()
+    if asked < needed:
         raise CapacityError(f"{asked} bytes for the KV cache hold no block of {needed} bytes")
-    return blocks
+    if asked > memory_bytes:
+        raise CapacityError(f"{asked} bytes for the KV cache are more than the {memory_bytes} that are free")
+    return asked // needed
+
+
+def _kv_bytes(wishes: EngineWishes, layout: KVLayout, memory_bytes: int) -> int:
+    if wishes.num_blocks is not None:
+        return wishes.num_blocks * layout.block_bytes()
+    if wishes.kv_bytes is not None:
+        return wishes.kv_bytes
+    return min(KV_BYTES_DEFAULT, int(memory_bytes * KV_SHARE_OF_MEMORY))

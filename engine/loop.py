@@ -18,9 +18,11 @@ class InboxFull(EngineError):
 
 
 class EngineLoop:
-    """on_step: gets what a step did. on_turn: called with the number of steps after each batch of actions and after
-    each step, when everything that came of it is known. on_start: called first, on the step thread. inbox_actions_max: actions that may wait at once.
-    clock: seconds, monotonic."""
+    """Runs from `start` on; without it, whoever calls `turn` runs it (a simulation).
+
+    on_step: gets what a step did. on_turn: called with the number of steps after each batch of actions and after
+    each step, when everything that came of it is known. on_start: called first, on the step thread.
+    inbox_actions_max: posted actions that may wait at once. clock: seconds, monotonic."""
 
     def __init__(
         self,
@@ -44,6 +46,7 @@ class EngineLoop:
         self._wake = threading.Condition()
         self._stopping = False
         self._steps = 0
+        self._stuck = False
         self._thread = threading.Thread(target=self._guarded, name="engine-step", daemon=True)
 
     @property
@@ -76,6 +79,27 @@ class EngineLoop:
             self._wake.notify()
         self._thread.join()
 
+    def due(self) -> bool:
+        """Whether a turn would do anything. A step that found nothing to do is not tried again before an action."""
+        return bool(self._inbox) or not (self._stuck or self._core.idle())
+
+    def turn(self) -> None:
+        """What was posted, then a step if there is something to compute. For the thread, or for a simulation."""
+        with self._wake:
+            actions = tuple(self._inbox)
+            self._inbox.clear()
+        for action in actions:
+            action()
+        if actions:
+            self._on_turn(self._steps)
+        if self._core.idle():
+            return
+        result = self._core.step(self._clock())
+        self._steps += 1
+        self._stuck = result.empty()
+        self._on_step(result)
+        self._on_turn(self._steps)
+
     def _put(self, action: Callable[[], None]) -> None:
         self._inbox.append(action)
         self._wake.notify()
@@ -88,25 +112,11 @@ class EngineLoop:
             self._on_crash(crash)
 
     def _run(self) -> None:
-        stuck = False
-        while self._drain(wait=stuck or self._core.idle()):
-            if self._core.idle():
-                continue
-            result = self._core.step(self._clock())
-            self._steps += 1
-            self._on_step(result)
-            self._on_turn(self._steps)
-            stuck = result.empty()
+        while self._await_due():
+            self.turn()
 
-    def _drain(self, *, wait: bool) -> bool:
-        """Run what is in the inbox, after waiting for something if told to; False when it is time to end."""
+    def _await_due(self) -> bool:
+        """False when it is time to end."""
         with self._wake:
-            if wait:
-                self._wake.wait_for(lambda: self._inbox or self._stopping)
-            actions = tuple(self._inbox)
-            self._inbox.clear()
-        for action in actions:
-            action()
-        if actions:
-            self._on_turn(self._steps)
-        return not self._stopping
+            self._wake.wait_for(lambda: self._stopping or self.due())
+            return not self._stopping

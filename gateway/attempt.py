@@ -1,14 +1,15 @@
 """One try at a request on one pair of workers: what is asked of them, and what their answers mean.
 
-Synchronous: fed with deliveries, it sends messages and returns tokens. Lives on the event loop; waits for nothing.
+Synchronous: fed with deliveries, it sends messages and returns tokens. Lives on the event loop; waits for nothing, and
+trusts no worker: what cannot be ends the attempt.
 """
 
 from dataclasses import dataclass
 
 from crossdock.worker.v1 import worker_pb2 as pb
 from gateway.journal import Divergence, Journal
-from gateway.lifecycle import LIVE, Happening, Phase, after
-from gateway.mailbox import DeadlinePassed, Delivery, Mailbox, WorkerLost
+from gateway.lifecycle import LIVE, Happening, IllegalHappening, Phase, after
+from gateway.mailbox import DeadlinePassed, Delivery, Letter, Mailbox, WorkerLost
 from gateway.request import Token, TokenBatch
 from gateway.worker_pool import WorkerRecord
 from kvtransfer.ticket import Ticket, seal
@@ -23,7 +24,8 @@ from service.reports import (
     TokenReport,
 )
 
-_TOO_LATE = "the deadline passed before the answer was complete"
+TOO_LATE = "the deadline passed before the answer was complete"
+RETRY_AFTER_MS = 1000
 
 
 class AttemptLost(Exception):
@@ -52,7 +54,7 @@ class Attempt:
         self._order = order
         self._prefill = prefill
         self._target = target
-        self._submitted = False
+        self._prefill_busy = False
         self._ended_by: str | None = None
 
     def begin(self) -> None:
@@ -92,19 +94,26 @@ class Attempt:
         key = self._order.key
         cancel = pb.Cancel(request_id=key.request_id, attempt=key.attempt)
         self._prefill.release(key)
-        prefill_is_done = self.phase is Phase.DECODING or self._ended_by is not None
-        if self._submitted and not prefill_is_done:
+        if self._prefill_busy:
             self._prefill.attachment.send(pb.PrefillServiceAttachRequest(cancel=cancel))
         if self._target is not None:
             self._target.worker.release(key)
-            if self._ended_by != self._target.worker.worker_id:
+            if self._ended_by != self._target.worker.address:
                 self._target.worker.attachment.send(pb.DecodeServiceAttachRequest(cancel=cancel))
 
     def _hear(self, delivery: Delivery) -> TokenBatch | None:
-        letter = delivery.letter
+        try:
+            return self._read(delivery.sender, delivery.letter)
+        except IllegalHappening as nonsense:
+            self._lose(AttemptLost(f"{delivery.sender}: {nonsense}"))
+        except Divergence as divergence:
+            self._lose(InternalFault(str(divergence)))
+        return None
+
+    def _read(self, sender: str, letter: Letter) -> TokenBatch | None:
         match letter:
             case TokenReport():
-                return self._token(delivery.worker_id, letter)
+                return self._token(sender, letter)
             case ReservedReport():
                 self._advance(Happening.GRANTED)
                 self._submit()
@@ -113,44 +122,40 @@ class Attempt:
             case HandedOverReport():
                 pass
             case EndedReport():
-                self._ended(delivery.worker_id, letter)
+                self._ended(sender, letter)
             case WorkerLost():
-                lost = AttemptLost(f"{delivery.worker_id} was lost")
-                self._fail(delivery.worker_id, lost)
+                self._fail(sender, AttemptLost(f"{sender} was lost"))
             case DeadlinePassed():
-                self._lose(DeadlineExpired(_TOO_LATE))
+                self._lose(DeadlineExpired(TOO_LATE))
         return None
 
-    def _token(self, worker_id: str, report: TokenReport) -> TokenBatch | None:
-        if worker_id == self._prefill.worker_id:
+    def _token(self, sender: str, report: TokenReport) -> TokenBatch:
+        if sender == self._prefill.address:
             self._prefill.computed(self._order.key)
-            if report.end is None:
-                self._advance(Happening.FIRST_TOKEN)
-        try:
-            batch = self._journal.take(report)
-        except Divergence as divergence:
-            self._lose(InternalFault(str(divergence)))
-            return None
+            self._advance(Happening.FIRST_TOKEN)
+        else:
+            self._advance(Happening.NEXT_TOKEN)
+        batch = self._journal.take(report)
         if batch.end is not None:
-            self._ended_by = worker_id
+            self._ended_by = sender
             self._advance(Happening.LAST_TOKEN)
         return batch
 
-    def _ended(self, worker_id: str, report: EndedReport) -> None:
+    def _ended(self, sender: str, report: EndedReport) -> None:
         match report.cause:
             case EndCause.EXHAUSTED:
-                self._fail(worker_id, Exhausted(report.detail, retry_after_ms=1000))
+                self._fail(sender, Exhausted("the workers' queues are full", retry_after_ms=RETRY_AFTER_MS))
             case EndCause.INVALID:
-                self._fail(worker_id, InternalFault("a worker refused what the gateway had accepted"))
+                self._fail(sender, InternalFault("a worker refused what the gateway had accepted"))
             case EndCause.DEADLINE:
-                self._fail(worker_id, DeadlineExpired(_TOO_LATE))
+                self._fail(sender, DeadlineExpired(TOO_LATE))
             case _:
-                lost = AttemptLost(f"{worker_id}: {report.cause.name.lower()}: {report.detail}")
-                self._fail(worker_id, lost)
+                cause = report.cause.name.lower()
+                self._fail(sender, AttemptLost(f"{sender}: {cause}: {report.detail}"))
 
-    def _fail(self, worker_id: str, failure: AttemptLost | ServiceError) -> None:
-        """Something ended at a worker. Of no interest once the other one owns the sequence."""
-        if worker_id == self._prefill.worker_id and self.phase is Phase.DECODING:
+    def _fail(self, sender: str, failure: AttemptLost | ServiceError) -> None:
+        """Something ended at a worker. Of no interest once it has said its last word here."""
+        if sender == self._prefill.address and self.phase is Phase.DECODING:
             return
         self._lose(failure)
 
@@ -167,8 +172,10 @@ class Attempt:
             target_endpoints=welcome.kv_endpoints if welcome else (),
         )
         self._prefill.attachment.send(pb.PrefillServiceAttachRequest(submit=submit))
-        self._submitted = True
+        self._prefill_busy = True
         self._advance(Happening.SUBMITTED)
 
     def _advance(self, happening: Happening) -> None:
         self.phase = after(self.phase, happening)
+        if self.phase in (Phase.DECODING, Phase.DONE):
+            self._prefill_busy = False

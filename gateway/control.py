@@ -50,8 +50,9 @@ class ControlServicer(ControlServiceServicer):
         self, request: pb.AuditRequest, context: grpc.aio.ServicerContext[Any, Any]
     ) -> pb.AuditResponse:
         await self._authorise(context)
-        live = self._admission.live
+        before = self._admission.live
         ledgers = await asyncio.gather(*(_ledger(role, worker) for role, worker in self._workers()))
+        live = max(before, self._admission.live)  # what came meanwhile may own what was counted
         idle_owned = live == 0 and any(each.owned_blocks or each.quarantined_blocks for each in ledgers)
         broken = any(each.violations or each.unreachable for each in ledgers)
         return pb.AuditResponse(ledgers=ledgers, live_requests=live, balanced=not (broken or idle_owned))

@@ -8,8 +8,6 @@ from contextlib import suppress
 from datetime import datetime
 from itertools import chain
 
-import structlog
-
 from crossdock.v1 import control_pb2, inference_pb2
 from crossdock.v1.control_pb2_grpc import add_ControlServiceServicer_to_server
 from crossdock.v1.inference_pb2_grpc import add_InferenceServiceServicer_to_server
@@ -25,7 +23,7 @@ from gateway.orchestrator import Orchestrator
 from gateway.served_model import ServedModel
 from gateway.servicer import InferenceServicer
 from gateway.tokenizer import Tokenizer, load_tokenizer
-from gateway.worker_pool import WorkerPool, WorkerRecord, WorkerState
+from gateway.worker_pool import WorkerPool, WorkerRecord
 from service import server
 from service.config import DEFAULT_MODEL, GatewayOptions
 from service.health import Health
@@ -137,15 +135,12 @@ class _Gateway:
         with suppress(TimeoutError):
             async with asyncio.timeout(STRAGGLERS_WAIT_S):
                 while not (self._prefills.all_ready() and self._decodes.all_ready()):
-                    await self._orchestrator.change()
+                    await self._orchestrator.next_change().wait()
         grpc_address = f"{self._options.grpc_host}:{grpc_port}"
         announce({"grpc": grpc_address, "http": f"http://{self._options.http_host}:{http_port}"})
 
     def _changed(self) -> None:
         self._orchestrator.workers_changed()
-        for worker in chain(self._prefills, self._decodes):
-            if worker.state is WorkerState.REFUSED:
-                structlog.get_logger().error("worker refused", worker=worker.worker_id, why=worker.reason)
         if self._prefills.any_ready() and self._decodes.any_ready():
             self._ready.set()
         else:
@@ -155,11 +150,11 @@ class _Gateway:
         """Keep the health service in step with the pools."""
         shown = False
         while True:
-            ready = self._ready.is_set()
+            changed, ready = self._orchestrator.next_change(), self._ready.is_set()
             if ready != shown:
                 await self._health.set_ready(ready)
                 shown = ready
-            await self._orchestrator.change()
+            await changed.wait()
 
     def _show(self, pool: Pool, worker: WorkerRecord) -> None:
         if worker.welcome is None:

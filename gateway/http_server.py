@@ -1,4 +1,7 @@
-"""The HTTP face in the gateway's own event loop: uvicorn without its signal handling, which is the process's."""
+"""The HTTP face in the gateway's own event loop: uvicorn without its signal handling, which is the process's.
+
+It knows no path: what is served is the application's, and what may come over the wire the protocol's.
+"""
 
 import asyncio
 import contextlib
@@ -8,6 +11,7 @@ from collections.abc import Iterator
 import uvicorn
 from starlette.applications import Starlette
 
+from gateway.http_protocol import BoundedHttp
 from service.server import BindError, is_wildcard
 
 
@@ -25,7 +29,14 @@ class HttpServer:
             raise BindError(f"{host}:{port}: listens on every interface; say --allow-wildcard-bind if meant")
         self._socket = _listen(host, port)
         config = uvicorn.Config(
-            app, log_config=None, access_log=False, lifespan="off", timeout_keep_alive=30, server_header=False
+            app,
+            http=BoundedHttp,
+            ws="none",
+            lifespan="off",
+            log_config=None,
+            access_log=False,
+            timeout_keep_alive=30,
+            server_header=False,
         )
         self._server = _QuietServer(config)
         self._task: asyncio.Task[None] | None = None

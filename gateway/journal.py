@@ -28,6 +28,10 @@ class Journal:
         """Tokens emitted."""
         return len(self._emitted)
 
+    def length_limit(self) -> int:
+        """Tokens in all, the prompt's among them, at which the answer is complete."""
+        return len(self.request.prompt_token_ids) + self.request.stop.max_tokens
+
     def remaining(self) -> int:
         """Tokens that may still come."""
         return self.request.stop.max_tokens - len(self._emitted)
@@ -39,15 +43,14 @@ class Journal:
     def take(self, report: TokenReport) -> TokenBatch:
         """Enter a token; the batch holds what became consecutive by it, possibly nothing.
 
-        Raises Divergence for a token that contradicts the journal.
+        Raises Divergence for a token that contradicts the journal or the request; then nothing is entered.
         """
-        if report.position < len(self._emitted):
-            if self._emitted[report.position] != report.token_id:
-                raise Divergence(f"position {report.position}: another token than before")
-            return TokenBatch(tokens=(), end=None)
-        if report.position >= self.request.stop.max_tokens:
-            raise Divergence(f"position {report.position}: the answer ends at {self.request.stop.max_tokens}")
-        self._ahead[report.position] = report
+        known = self._known(report.position)
+        if known not in (None, report.token_id):
+            raise Divergence(f"position {report.position}: another token than before")
+        self._require_possible(report)
+        if report.position >= len(self._emitted):
+            self._ahead[report.position] = report
         return self._consecutive()
 
     def order(self, attempt: int, time_left_ms: int | None) -> SequenceOrder:
@@ -69,6 +72,23 @@ class Journal:
             logprobs=request.sampling.logprobs,
             time_left_ms=time_left_ms,
         )
+
+    def _known(self, position: int) -> int | None:
+        """The token at this position, emitted or ahead of its turn."""
+        if position < len(self._emitted):
+            return self._emitted[position]
+        ahead = self._ahead.get(position)
+        return ahead.token_id if ahead is not None else None
+
+    def _require_possible(self, report: TokenReport) -> None:
+        """An answer ends at its last position or with a stop token, and says so."""
+        stop, position = self.request.stop, report.position
+        if position >= stop.max_tokens:
+            raise Divergence(f"position {position}: the answer ends at {stop.max_tokens}")
+        if report.end is TokenEnd.STOP and report.token_id not in stop.token_ids:
+            raise Divergence(f"position {position}: no stop token")
+        if report.end is not TokenEnd.STOP and (report.end is not None) != (position == stop.max_tokens - 1):
+            raise Divergence(f"position {position}: of {stop.max_tokens}, and the end is {report.end}")
 
     def _consecutive(self) -> TokenBatch:
         tokens, end = [], None

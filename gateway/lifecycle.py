@@ -1,7 +1,7 @@
 """The life of one attempt as the gateway knows it: tables only.
 
-Who owns the sequence follows from the phase: the prefill worker up to HANDING_OVER, the decode worker from DECODING
-on. What happened to a worker that does not own the sequence is of no interest.
+Who owns the sequence follows from the phase: the prefill worker up to HANDING_OVER, the decode worker from ADOPTED
+on. In DECODING the prefill worker has said its last word: what happens to it is of no interest any more.
 """
 
 from collections.abc import Mapping
@@ -17,6 +17,8 @@ class Phase(Enum):
     COMPUTING = auto()
     HANDING_OVER = auto()
     """The first token is out; the decode worker has not said that it owns the sequence."""
+    ADOPTED = auto()
+    """The decode worker owns the sequence, and the first token is still on its way from the prefill worker."""
     DECODING = auto()
     DONE = auto()
     LOST = auto()
@@ -28,7 +30,10 @@ class Happening(Enum):
     GRANTED = auto()
     SUBMITTED = auto()
     FIRST_TOKEN = auto()
+    """Of this attempt, from the prefill worker."""
     ADOPTED = auto()
+    NEXT_TOKEN = auto()
+    """From the decode worker."""
     LAST_TOKEN = auto()
     FAILED = auto()
 
@@ -42,18 +47,20 @@ PHASES: Mapping[tuple[Phase, Happening], Phase] = {
     (Phase.RESERVED, Happening.SUBMITTED): Phase.COMPUTING,
     (Phase.RESERVED, Happening.FAILED): Phase.LOST,
     (Phase.COMPUTING, Happening.FIRST_TOKEN): Phase.HANDING_OVER,
-    (Phase.COMPUTING, Happening.ADOPTED): Phase.DECODING,
-    (Phase.COMPUTING, Happening.LAST_TOKEN): Phase.DONE,
+    (Phase.COMPUTING, Happening.ADOPTED): Phase.ADOPTED,
     (Phase.COMPUTING, Happening.FAILED): Phase.LOST,
     (Phase.HANDING_OVER, Happening.ADOPTED): Phase.DECODING,
     (Phase.HANDING_OVER, Happening.LAST_TOKEN): Phase.DONE,
     (Phase.HANDING_OVER, Happening.FAILED): Phase.LOST,
-    (Phase.DECODING, Happening.FIRST_TOKEN): Phase.DECODING,
+    (Phase.ADOPTED, Happening.FIRST_TOKEN): Phase.DECODING,
+    (Phase.ADOPTED, Happening.NEXT_TOKEN): Phase.ADOPTED,
+    (Phase.ADOPTED, Happening.FAILED): Phase.LOST,
+    (Phase.DECODING, Happening.NEXT_TOKEN): Phase.DECODING,
     (Phase.DECODING, Happening.LAST_TOKEN): Phase.DONE,
     (Phase.DECODING, Happening.FAILED): Phase.LOST,
 }
 """What may happen in which phase. The two workers' streams are not ordered between each other, so the decode
-worker's word can arrive before the prefill worker's first token."""
+worker's words can arrive before the prefill worker's first token."""
 
 LIVE = frozenset(Phase) - {Phase.DONE, Phase.LOST}
 

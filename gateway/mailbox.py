@@ -12,9 +12,7 @@ from service.reports import Report
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WorkerLost:
-    """The stream to a worker of this attempt broke: it will say nothing more. worker_id: its name."""
-
-    worker_id: str
+    """The stream to a worker of this attempt broke: it will say nothing more."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -27,9 +25,9 @@ Letter: TypeAlias = Report | WorkerLost | DeadlinePassed
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Delivery:
-    """A letter and the name of the worker it is from."""
+    """sender: address of the worker that the letter is from, or that it is about; empty for the clock's."""
 
-    worker_id: str
+    sender: str
     letter: Letter
 
 
@@ -40,8 +38,8 @@ class Mailbox:
         self._letters: list[Delivery] = []
         self._wake = asyncio.Event()
 
-    def put(self, worker_id: str, letter: Letter) -> None:
-        self._letters.append(Delivery(worker_id=worker_id, letter=letter))
+    def put(self, sender: str, letter: Letter) -> None:
+        self._letters.append(Delivery(sender=sender, letter=letter))
         self._wake.set()
 
     async def take(self) -> list[Delivery]:

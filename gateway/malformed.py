@@ -14,15 +14,13 @@ from google.protobuf.message import DecodeError
 from service import status
 from service.errors import FieldViolation, InvalidRequest, TooLarge
 
-_PACKAGE = "/crossdock.v1."
-
 Handler: TypeAlias = "grpc.RpcMethodHandler[Any, Any] | None"
 Continuation = Callable[[grpc.HandlerCallDetails], Awaitable[Handler]]
 Context = grpc.aio.ServicerContext[Any, Any]
 
 
 class MalformedMessages(grpc.aio.ServerInterceptor):
-    """For services of crossdock.v1 whose requests are single messages and whose handlers are coroutines.
+    """For calls with one request message, whose handlers are coroutines; reflection's stream is left alone.
 
     request_bytes_max: what is larger is not parsed, since small things in a message grow when it is.
     """
@@ -34,9 +32,8 @@ class MalformedMessages(grpc.aio.ServerInterceptor):
         self, continuation: Continuation, handler_call_details: grpc.HandlerCallDetails
     ) -> Handler:
         handler = await continuation(handler_call_details)
-        if handler is None or not handler_call_details.method.startswith(_PACKAGE):
+        if handler is None or handler.request_streaming:
             return handler
-        assert not handler.request_streaming, "public calls have one request message"
         streams = handler.response_streaming
         make: Any = grpc.unary_stream_rpc_method_handler if streams else grpc.unary_unary_rpc_method_handler
         behaviour: Any = handler.unary_stream if streams else handler.unary_unary

@@ -9,7 +9,7 @@ from contextlib import aclosing
 from itertools import count
 
 from gateway.admission import Admission
-from gateway.attempt import Attempt, AttemptLost, Target
+from gateway.attempt import TOO_LATE, Attempt, AttemptLost, Target
 from gateway.journal import Journal
 from gateway.mailbox import DeadlinePassed, Mailbox
 from gateway.request import Request, TokenBatch
@@ -17,7 +17,7 @@ from gateway.router import NoRoute, Route, pick
 from gateway.worker_pool import WorkerPool, WorkerRecord
 from kvtransfer.identity import Identity
 from kvtransfer.ticket import Ticket, mint
-from service.errors import Unavailable
+from service.errors import DeadlineExpired, Unavailable
 from service.orders import SequenceOrder
 
 ATTEMPTS_MAX = 4
@@ -43,6 +43,7 @@ class Orchestrator:
         gateway_epoch: int,
         randomness: Callable[[int], bytes],
         clock: Callable[[], float],
+        lease_ms: int = LEASE_MS,
     ) -> None:
         self._prefills = prefills
         self._decodes = decodes
@@ -51,6 +52,7 @@ class Orchestrator:
         self._gateway_epoch = gateway_epoch
         self._randomness = randomness
         self._clock = clock
+        self._lease_ms = lease_ms
         self._numbers = count(1)
         self._changed = asyncio.Event()
 
@@ -59,9 +61,9 @@ class Orchestrator:
         self._changed.set()
         self._changed = asyncio.Event()
 
-    async def change(self) -> None:
-        """Wait for the next `workers_changed`."""
-        await self._changed.wait()
+    def next_change(self) -> asyncio.Event:
+        """Set by the next `workers_changed`. Take it before looking at the workers, so that no change is missed."""
+        return self._changed
 
     async def run(self, request: Request) -> AsyncGenerator[TokenBatch, None]:
         """Tokens in order, each position once; the last batch has an end. Raises ServiceError.
@@ -101,20 +103,32 @@ class Orchestrator:
         """An attempt on the best pair. A first attempt finds one at once or is refused; a later one waits a little:
         what it lost may be coming back."""
         journal.begin()
-        order = journal.order(number, self._time_left_ms(journal.request))
         give_up = self._clock() + (0 if number == 1 else REROUTE_WAIT_S)
         while True:
-            changed = self._changed
-            route = pick(self._prefills.views(), self._decodes.views(), blocks_needed=self._blocks(order))
+            changed = self.next_change()
+            route = pick(self._prefills.views(), self._decodes.views(), tokens=journal.length_limit())
             if isinstance(route, Route):
-                return self._attempt(journal, order, route)
-            await _wait(changed, give_up - self._clock(), route)
+                return self._attempt(journal, number, route)
+            await self._wait(changed, give_up, journal.request, route)
 
-    def _attempt(self, journal: Journal, order: SequenceOrder, route: Route) -> Attempt:
-        prefill = self._prefills.take(route.prefill_id)
+    async def _wait(self, changed: asyncio.Event, give_up: float, request: Request, missing: NoRoute) -> None:
+        """Wait for the workers to change. Raises Unavailable or DeadlineExpired when there is no time left for it."""
+        until = give_up if request.deadline is None else min(give_up, request.deadline)
+        try:
+            async with asyncio.timeout(max(0.0, until - self._clock())):
+                await changed.wait()
+        except TimeoutError:
+            if until < give_up:
+                raise DeadlineExpired(TOO_LATE) from None
+            reason = f"NO_{missing.pool.upper()}_WORKER"
+            raise Unavailable(f"no {missing.pool} worker can serve this now", reason=reason) from None
+
+    def _attempt(self, journal: Journal, number: int, route: Route) -> Attempt:
+        order = journal.order(number, self._time_left_ms(journal.request))
+        prefill = self._prefills.take(route.prefill)
         target = None
         if journal.remaining() > 1:
-            decode = self._decodes.take(route.decode_id)
+            decode = self._decodes.take(route.decode)
             ticket = self._mint(order, prefill, decode)
             target = Target(worker=decode, ticket=ticket, ticket_key=self._ticket_key)
         return Attempt(journal=journal, order=order, prefill=prefill, target=target)
@@ -134,13 +148,8 @@ class Orchestrator:
             num_tokens=num_tokens,
             first_block=0,
             num_blocks=-(-num_tokens // target.block_size),
-            lease_ms=LEASE_MS,
+            lease_ms=self._lease_ms,
         )
-
-    def _blocks(self, order: SequenceOrder) -> int:
-        """Blocks that the sequence can ever need, by the smallest block size among the decode workers."""
-        sizes = [worker.welcome.block_size for worker in self._decodes if worker.welcome is not None]
-        return -(-order.length_limit() // min(sizes)) if sizes else 0
 
     def _set_alarm(self, request: Request, mailbox: Mailbox) -> asyncio.TimerHandle | None:
         if request.deadline is None:
@@ -152,13 +161,3 @@ class Orchestrator:
         if request.deadline is None:
             return None
         return max(1, int((request.deadline - self._clock()) * 1000))
-
-
-async def _wait(changed: asyncio.Event, left_s: float, missing: NoRoute) -> None:
-    """Wait for the workers to change. Raises Unavailable when there is no time left for it."""
-    try:
-        async with asyncio.timeout(max(0.0, left_s)):
-            await changed.wait()
-    except TimeoutError:
-        reason = f"NO_{missing.pool.upper()}_WORKER"
-        raise Unavailable(f"no {missing.pool} worker can serve this now", reason=reason) from None

@@ -6,8 +6,8 @@ from enum import Enum, auto
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModelCard:
-    """What the gateway knows of the served model. capacity_tokens: what the largest decode pool holds for one
-    sequence, None while no worker has said."""
+    """What the gateway knows of the served model. capacity_tokens: of the longest sequence that every worker can
+    hold, None while no worker has said."""
 
     name: str
     vocab_size: int
@@ -49,7 +49,7 @@ class Stop:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Request:
-    """deadline: seconds on the gateway's monotonic clock, None for none. prompt_text: as given, None for ids."""
+    """deadline: seconds on the gateway's monotonic clock, None for none."""
 
     id: str
     model: str

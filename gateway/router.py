@@ -8,14 +8,16 @@ from dataclasses import dataclass
 class WorkerView:
     """One worker as the router sees it.
 
-    fingerprint: of its KV layout; two workers that differ cannot hand over. queued_tokens: prompt tokens not yet
+    address: tells workers apart, whatever they call themselves. fingerprint: of its KV layout; two workers that differ
+    cannot hand over. tokens_max: of the longest sequence that it can hold. queued_tokens: prompt tokens not yet
     computed. sequences: running or promised; seats: how many there can be. blocks: free and unpromised, and in all.
-    picked: how many picks ago-counter of the pool at its last pick, for ties.
+    picked: number of its last pick, which grows over the pool; for ties.
     """
 
-    worker_id: str
+    address: str
     ready: bool
     fingerprint: bytes
+    tokens_max: int
     queued_tokens: int
     sequences: int
     seats: int
@@ -26,38 +28,38 @@ class WorkerView:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Route:
-    """The chosen pair, by name."""
+    """The chosen pair, by address."""
 
-    prefill_id: str
-    decode_id: str
+    prefill: str
+    decode: str
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NoRoute:
-    """Nobody can serve. pool: "prefill" or "decode", whichever is missing, or "pair" when none fit together."""
+    """Nobody can serve now. pool: "prefill" or "decode", whichever is missing, or "pair" when none fit together."""
 
     pool: str
 
 
-def pick(
-    prefills: Iterable[WorkerView], decodes: Iterable[WorkerView], *, blocks_needed: int
-) -> Route | NoRoute:
-    """The pair that is likely to answer first.
+def pick(prefills: Iterable[WorkerView], decodes: Iterable[WorkerView], *, tokens: int) -> Route | NoRoute:
+    """The pair that is likely to answer first. tokens: of the sequence at its longest.
 
-    Of the prefill workers the one with the fewest queued tokens; of the decode workers that could ever hold the
-    sequence the one with the most room. Ties go to the one that was not picked for longest.
+    Of the workers that can hold the sequence: the prefill worker with the fewest queued tokens, the decode worker with
+    the most room. Ties go to the one that was not picked for longest.
     """
-    sources = sorted((each for each in prefills if each.ready), key=_prefill_score)
-    targets = sorted(
-        (each for each in decodes if each.ready and each.total_blocks >= blocks_needed), key=_decode_score
-    )
+    sources = sorted((each for each in prefills if _can_serve(each, tokens)), key=_prefill_score)
+    targets = sorted((each for each in decodes if _can_serve(each, tokens)), key=_decode_score)
     if not sources or not targets:
         return NoRoute(pool="decode" if sources else "prefill")
     for source in sources:
         for target in targets:
             if source.fingerprint == target.fingerprint:
-                return Route(prefill_id=source.worker_id, decode_id=target.worker_id)
+                return Route(prefill=source.address, decode=target.address)
     return NoRoute(pool="pair")
+
+
+def _can_serve(worker: WorkerView, tokens: int) -> bool:
+    return worker.ready and worker.tokens_max >= tokens
 
 
 def _prefill_score(worker: WorkerView) -> tuple[int, int]:

@@ -1,6 +1,7 @@
 """Which model is served here, learnt from its files and from the first worker that introduces itself.
 
-A worker that differs from it is refused by the names of what differs; the others serve on.
+A worker that differs from it is refused by the names of what differs; the others serve on. So is one that introduces
+itself with what cannot be.
 """
 
 from collections.abc import Callable, Iterable
@@ -8,10 +9,13 @@ from collections.abc import Callable, Iterable
 from crossdock.worker.v1 import worker_pb2 as pb
 from gateway.request import ModelCard
 from gateway.tokenizer import Tokenizer
-from gateway.worker_pool import WorkerRecord, WorkerState
+from gateway.worker_pool import WorkerRecord, WorkerState, tokens_max
+from kvtransfer.ticket import FINGERPRINT_BYTES
+from service.worker_rim import PROTOCOL_VERSION
 
 LENGTH_UNKNOWN = 2048
 """Tokens, while neither the files nor a worker have said."""
+WORKER_ID_BYTES_MAX = 128
 
 
 class ServedModel:
@@ -30,7 +34,7 @@ class ServedModel:
         ready = [each.welcome for each in self._workers() if each.state is WorkerState.READY and each.welcome]
         own = self._tokenizer.max_model_len
         lengths = [welcome.max_model_len for welcome in ready] + ([own] if own is not None else [])
-        rooms = [welcome.total_blocks * welcome.block_size for welcome in ready]
+        rooms = [tokens_max(welcome) for welcome in ready]
         return ModelCard(
             name=self._name,
             vocab_size=self._tokenizer.vocab_size,
@@ -42,6 +46,9 @@ class ServedModel:
 
     def refusal(self, welcome: pb.Welcome) -> str | None:
         """Why this worker cannot serve here, naming what differs; None for one that can."""
+        impossible = [field for field, holds in _rules(welcome) if not holds]
+        if impossible:
+            return f"{', '.join(impossible)}: impossible"
         if welcome.vocab_size < self._tokenizer.vocab_size:
             sizes = f"{welcome.vocab_size} tokens, the tokenizer has {self._tokenizer.vocab_size}"
             return f"vocab_size: its model has {sizes}"
@@ -50,6 +57,19 @@ class ServedModel:
         if welcome.layout_fingerprint == first.layout_fingerprint:
             return None
         return "; ".join(_differences(welcome, first)) or "layout_fingerprint: differs"
+
+
+def _rules(welcome: pb.Welcome) -> Iterable[tuple[str, bool]]:
+    """Without these no ticket can be made for a worker, and no sequence fit."""
+    return (
+        ("protocol_version", welcome.protocol_version == PROTOCOL_VERSION),
+        ("worker_id", 1 <= len(welcome.worker_id.encode()) <= WORKER_ID_BYTES_MAX),
+        ("layout_fingerprint", len(welcome.layout_fingerprint) == FINGERPRINT_BYTES),
+        ("block_size", welcome.block_size >= 1),
+        ("total_blocks", welcome.total_blocks >= 1),
+        ("max_model_len", welcome.max_model_len >= 1),
+        ("max_num_seqs", welcome.max_num_seqs >= 1),
+    )
 
 
 def _differences(welcome: pb.Welcome, first: pb.Welcome) -> list[str]:

@@ -10,13 +10,15 @@ from dataclasses import dataclass
 from enum import Enum, auto
 from itertools import count
 
+import structlog
+
 from crossdock.worker.v1 import worker_pb2 as pb
 from gateway.attach import Attachment, Dialect
 from gateway.mailbox import Mailbox, WorkerLost
 from gateway.router import WorkerView
 from service.load import WorkerLoad
 from service.orders import AttemptKey
-from service.reports import Response, decode, from_load_report
+from service.reports import EndCause, EndedReport, Report, Response, decode, from_load_report
 
 
 class WorkerState(Enum):
@@ -24,7 +26,7 @@ class WorkerState(Enum):
     READY = auto()
     DRAINING = auto()
     REFUSED = auto()
-    """It answers, but its model is not the one that is served here."""
+    """It answers, but cannot serve here; the reason names in what it differs."""
 
 
 @dataclass(slots=True, kw_only=True)
@@ -36,7 +38,7 @@ class Booking:
 
 
 class WorkerRecord:
-    """One worker, across restarts: each start is another epoch. The listener of its attachment."""
+    """The worker at one address, across restarts: each start is another epoch. The listener of its attachment."""
 
     def __init__(
         self,
@@ -55,11 +57,12 @@ class WorkerRecord:
         self.attachment = Attachment(address, dialect, hello, self)
         self._pool = pool
         self._bookings: dict[AttemptKey, Booking] = {}
-        self._audits: dict[int, asyncio.Future[pb.AuditReport]] = {}
+        self._audits: dict[int, asyncio.Future[pb.AuditReport | None]] = {}
         self._query_ids = count(1)
 
     @property
     def worker_id(self) -> str:
+        """As it calls itself, for people: nothing keeps two workers from taking the same name."""
         return self.welcome.worker_id if self.welcome is not None else self.address
 
     def book(self, key: AttemptKey, mailbox: Mailbox, *, tokens: int) -> None:
@@ -78,9 +81,10 @@ class WorkerRecord:
         """Its own reports and our bookings, whichever says more: a report is always a little old."""
         welcome = self.welcome or pb.Welcome()
         return WorkerView(
-            worker_id=self.worker_id,
+            address=self.address,
             ready=self.state is WorkerState.READY,
             fingerprint=welcome.layout_fingerprint,
+            tokens_max=tokens_max(welcome),
             queued_tokens=max(self.load.waiting_tokens, sum(each.tokens for each in self._bookings.values())),
             sequences=max(self.load.running_sequences + self.load.waiting_sequences, len(self._bookings)),
             seats=welcome.max_num_seqs,
@@ -92,14 +96,14 @@ class WorkerRecord:
     def drain(self) -> None:
         """Give it nothing new. It finishes what it has, and says so to every gateway."""
         self.attachment.send(self.request(drain=pb.Drain()))
-        if self.state is WorkerState.READY:
-            self.state, self.reason = WorkerState.DRAINING, "draining"
-            self._pool.changed()
+        self._drains()
 
     async def audit(self, timeout_s: float) -> pb.AuditReport | None:
-        """Ask for a recount of its ledger; None when there is no answer in time."""
+        """Ask for a recount of its ledger; None when nobody is there, or there is no answer in time."""
+        if self.state is WorkerState.CONNECTING:
+            return None
         query_id = next(self._query_ids)
-        answer: asyncio.Future[pb.AuditReport] = asyncio.get_running_loop().create_future()
+        answer: asyncio.Future[pb.AuditReport | None] = asyncio.get_running_loop().create_future()
         self._audits[query_id] = answer
         self.attachment.send(self.request(audit=pb.AuditQuery(query_id=query_id)))
         try:
@@ -110,6 +114,7 @@ class WorkerRecord:
             del self._audits[query_id]
 
     def on_message(self, message: Response) -> None:
+        """Raises BadReport."""
         match message.WhichOneof("message"):
             case "welcome":
                 self._welcomed(message.welcome)
@@ -121,38 +126,55 @@ class WorkerRecord:
                     answer.set_result(message.audit)
             case _:
                 for report in decode(message):
-                    booking = self._bookings.get(report.key)
-                    if booking is not None:
-                        booking.mailbox.put(self.worker_id, report)
+                    self._pass_on(report)
 
     def on_broken(self, detail: str) -> None:
         """The stream is gone, and with it all that this worker knew of our attempts."""
-        lost = WorkerLost(worker_id=self.worker_id)
         for booking in self._bookings.values():
-            booking.mailbox.put(self.worker_id, lost)
+            booking.mailbox.put(self.address, WorkerLost())
         self._bookings.clear()
+        for answer in self._audits.values():
+            if not answer.done():
+                answer.set_result(None)
         self.load = WorkerLoad()
-        if self.state is not WorkerState.REFUSED:
-            self.state, self.reason = WorkerState.CONNECTING, detail
+        self.state, self.reason = WorkerState.CONNECTING, detail
         self._pool.changed()
 
+    def _pass_on(self, report: Report) -> None:
+        if isinstance(report, EndedReport) and report.cause is EndCause.DRAINING:
+            self._drains()  # before its load report says so, the next attempt would come here as well
+        booking = self._bookings.get(report.key)
+        if booking is not None:
+            booking.mailbox.put(self.address, report)
+
     def _welcomed(self, welcome: pb.Welcome) -> None:
-        self.welcome = welcome
         refusal = self._pool.refusal(welcome)
+        self.welcome = welcome
         self.state = WorkerState.REFUSED if refusal else WorkerState.READY
         self.reason = refusal or ""
+        if refusal:
+            structlog.get_logger().error("worker refused", worker=self.worker_id, why=refusal)
         self._pool.changed()
 
     def _loaded(self, report: pb.LoadReport) -> None:
         self.load = from_load_report(report)
-        if report.draining and self.state is WorkerState.READY:
+        if report.draining:
+            self._drains()
+
+    def _drains(self) -> None:
+        if self.state is WorkerState.READY:
             self.state, self.reason = WorkerState.DRAINING, "draining"
             self._pool.changed()
 
 
+def tokens_max(welcome: pb.Welcome) -> int:
+    """Of the longest sequence that a worker can hold, prompt and answer together."""
+    return min(welcome.max_model_len, welcome.total_blocks * welcome.block_size)
+
+
 class WorkerPool:
-    """refusal: why a worker that introduced itself cannot serve here, or None. on_change: called when a worker
-    came, went or changed its state."""
+    """addresses: an address given twice is one worker. refusal: why a worker that introduced itself cannot serve here,
+    or None. on_change: called when a worker came, went or changed its state."""
 
     def __init__(
         self,
@@ -165,7 +187,7 @@ class WorkerPool:
     ) -> None:
         self.refusal = refusal
         self.changed = on_change
-        self._workers = [WorkerRecord(address, dialect, hello, self) for address in addresses]
+        self._workers = [WorkerRecord(address, dialect, hello, self) for address in dict.fromkeys(addresses)]
         self._picks = count(1)
 
     def __iter__(self) -> Iterator[WorkerRecord]:
@@ -174,13 +196,9 @@ class WorkerPool:
     def views(self) -> list[WorkerView]:
         return [worker.view() for worker in self._workers]
 
-    def get(self, worker_id: str) -> WorkerRecord | None:
-        return next((worker for worker in self._workers if worker.worker_id == worker_id), None)
-
-    def take(self, worker_id: str) -> WorkerRecord:
+    def take(self, address: str) -> WorkerRecord:
         """The worker that the router picked, noted as picked last."""
-        worker = self.get(worker_id)
-        assert worker is not None, worker_id
+        worker = next(worker for worker in self._workers if worker.address == address)
         worker.picked = next(self._picks)
         return worker
 

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from typing import Generic, TypeAlias, TypeVar
 
 from kvtransfer.events import SourceEvent, TargetEvent
-from kvtransfer.wire import Message
+from kvtransfer.wire import BlockFrame, Message
 
 E_co = TypeVar("E_co", covariant=True)
 
@@ -32,9 +32,10 @@ class Cut:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Place:
-    """Copy verified bytes into the bound block of this index."""
+    """Copy the bytes into the bound block of this index, which nobody reads yet, and answer at once with
+    `placed`."""
 
-    index: int
+    frame: BlockFrame
     payload: memoryview
 
 

@@ -6,6 +6,7 @@ TransferError
 │   └── UnknownVersion a message of another protocol version
 ├── HandshakeRefused   the two ends differ; `fields` names in what
 ├── BindRefused        an address that may not or cannot be bound
+├── KeysRefused        a key folder that cannot be used
 ├── Overloaded         more transfers than the limit; try later
 └── IllegalTransition  an event that the current state does not allow; nothing has changed
 """
@@ -68,6 +69,10 @@ class HandshakeRefused(TransferError):
 
 class BindRefused(TransferError):
     """An address that may not or cannot be bound. One line, for the operator."""
+
+
+class KeysRefused(TransferError):
+    """A key folder that cannot be used. One line, for the operator."""
 
 
 class Overloaded(TransferError):

@@ -2,14 +2,15 @@
 
 Owns which blocks are verified, how much the source may send, and when nobody writes into the bound blocks
 any more. The target endpoint feeds it and does what it returns; time is an argument, in seconds of one
-monotonic clock. Never copies a byte itself, and never lets one be placed that was not verified."""
+monotonic clock. Never touches a byte itself. A block is verified where it lies, after the last write into it:
+whoever sends may be able to change what was sent while it is copied."""
 
 from collections.abc import Iterable, Mapping
 from enum import Enum, auto
 
 from kvtransfer import events, wire
 from kvtransfer.actions import Count, Emit, Place, Send, TargetAction
-from kvtransfer.digest import block_digest, manifest_digest
+from kvtransfer.digest import manifest_digest
 from kvtransfer.errors import Reason
 from kvtransfer.ticket import Ticket
 from kvtransfer.transition import next_state
@@ -31,6 +32,7 @@ class Event(Enum):
     OPEN = auto()
     BIND = auto()
     BLOCK = auto()
+    PLACED = auto()
     MANIFEST = auto()
     VERIFY = auto()
     COMMIT = auto()
@@ -52,6 +54,7 @@ TRANSITIONS: Mapping[tuple[State, Event], State] = {
     (State.OPENED, Event.REFUSE): State.ENDED,
     (State.FILLING, Event.OPEN): State.FILLING,
     (State.FILLING, Event.BLOCK): State.FILLING,
+    (State.FILLING, Event.PLACED): State.FILLING,
     (State.FILLING, Event.MANIFEST): State.FILLING,
     (State.FILLING, Event.VERIFY): State.VERIFIED,
     (State.FILLING, Event.WITHDRAW): State.ENDED,
@@ -118,7 +121,7 @@ class IncomingTransfer:
         return [self._grant(), *self._settle(now)]
 
     def block(self, frame: wire.BlockFrame, payload: memoryview, now: float) -> list[TargetAction]:
-        """One block: verified, then placed; whatever does not fit is counted and has no effect."""
+        """One block: to be placed, unless it does not fit; then it is counted and has no effect."""
         self._advance(Event.BLOCK)
         self._heard = now
         if frame.index not in self.ticket.blocks_to_send():
@@ -127,14 +130,20 @@ class IncomingTransfer:
             return [Count(name="wrong_size")]
         if frame.index in self._digests:
             return [Count(name="duplicate_block")]
-        if block_digest(payload) != frame.digest:
+        return [Place(frame=frame, payload=payload)]
+
+    def placed(self, frame: wire.BlockFrame, digest: bytes, now: float) -> list[TargetAction]:
+        """The block was written. digest: of the bytes as they lie in their place, where no other end can
+        change them. From now on they are verified and never written again, or damaged and asked for again."""
+        self._advance(Event.PLACED)
+        assert frame.index not in self._digests, "a verified block was overwritten"
+        if digest != frame.digest:
             return [Count(name="damaged_block"), *self._damaged(frame.index)]
-        self._digests[frame.index] = frame.digest
+        self._digests[frame.index] = digest
         self._progressed = now
-        placed = Place(index=frame.index, payload=payload)
         fresh_bytes = self._allowed_bytes() - self._announced_bytes
         grants = [self._grant()] if fresh_bytes * GRANTS_PER_WINDOW >= self._window_bytes else []
-        return [placed, *grants, *self._settle(now)]
+        return [Count(name="blocks_placed"), *grants, *self._settle(now)]
 
     def manifest(self, manifest: wire.Manifest, now: float) -> list[TargetAction]:
         """The source has sent everything, says so for the first time or again."""

@@ -132,7 +132,8 @@ class Link:
         self._deadline = now + self._connect_s
         while self._untried:
             try:
-                self._connection = self._transport.dial(self._untried.popleft(), self.source)
+                endpoint = self._untried.popleft()
+                self._connection = self._transport.dial(endpoint, self.source, self.target)
             except ValueError:
                 self._counters.add("bad_endpoint")
                 continue

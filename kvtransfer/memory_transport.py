@@ -143,13 +143,13 @@ class MemorySource:
         self._read: deque[Callable[[], None]] = deque()
         self._awake = threading.Event()
 
-    def dial(self, endpoint: str, source: Identity) -> MemoryConnection:
+    def dial(self, endpoint: str, source: Identity, target: Identity) -> MemoryConnection:
         with self.network.lock:
-            target = self.network.targets.get(endpoint)
+            listening = self.network.targets.get(endpoint)
             name = f"{source.worker_id}/{source.epoch}/{next(self.network.names)}".encode()
-            connection = MemoryConnection(self, target, name)
-            if target is not None:
-                target.connections[name] = connection
+            connection = MemoryConnection(self, listening, name)
+            if listening is not None:
+                listening.connections[name] = connection
             self._connections.append(connection)
             return connection
 

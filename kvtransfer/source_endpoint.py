@@ -156,11 +156,15 @@ class TransferSource:
             self._inbox.popleft()(now)
         self._io.turn(now)
 
+    def patience_s(self) -> float:
+        """How long the next turn may wait."""
+        return self._io.patience_s()
+
     def _serve(self) -> None:
         crashed = True
         try:
             while not self._closing:
-                self.turn(self._io.patience_s())
+                self.turn(self.patience_s())
             crashed = False
         finally:
             self._end(crashed=crashed)

@@ -156,19 +156,26 @@ class TransferTarget:
         """One round of the I/O thread: calls, messages, timers. For the thread, or for a simulation."""
         self._transport.wait(timeout_s)
         for _ in range(ARRIVALS_PER_TURN):
-            # Calls first, each time: what was expected before a source was told must be known when it opens.
+            arrival = self._io.receive()
+            # Calls before the arrival, and looked for after it: what was expected before a source was told
+            # is known when it opens.
             now = self._clock()
             while self._inbox:
                 self._inbox.popleft()(now)
-            if not self._io.step(now):
+            if arrival is None:
                 break
+            self._io.take(arrival, now)
         self._io.tick(self._clock())
+
+    def patience_s(self) -> float:
+        """How long the next turn may wait."""
+        return self._io.patience_s()
 
     def _serve(self) -> None:
         crashed = True
         try:
             while not self._closing:
-                self.turn(self._io.patience_s())
+                self.turn(self.patience_s())
             crashed = False
         finally:
             self._end(crashed=crashed)

@@ -1,7 +1,8 @@
 """What a receiving end does on its I/O thread: peers, incoming transfers, and the copy into a block.
 
 Driven by `TransferTarget`, one call at a time. Decides who may speak: an unknown peer, ticket, epoch or
-attempt is counted and has no effect. A byte is copied only when its transfer's state machine says Place.
+attempt is counted and has no effect. A byte is copied only when its transfer's state machine says Place, and
+verified where it lies then.
 """
 
 from collections import OrderedDict
@@ -13,6 +14,7 @@ import numpy as np
 from kvtransfer import events, wire
 from kvtransfer.actions import Count, Emit, Place, Send, TargetAction
 from kvtransfer.counters import Counters
+from kvtransfer.digest import block_digest
 from kvtransfer.errors import (
     HandshakeRefused,
     IllegalTransition,
@@ -24,6 +26,7 @@ from kvtransfer.errors import (
 from kvtransfer.greeting import WIRE_VERSION_FIELD, BlockShape, require_agreement
 from kvtransfer.identity import Identity
 from kvtransfer.incoming import IncomingTransfer
+from kvtransfer.keys import serves
 from kvtransfer.ticket import Ticket, open_sealed
 from kvtransfer.transport import Arrival, Delivery, PeerGone, TargetTransport
 
@@ -88,37 +91,36 @@ class TargetIO:
         live = self._live.get(ticket_id)
         if live is not None:
             live.places = places
-            self._perform(live, live.transfer.bind(now))
+            self._perform(live, live.transfer.bind(now), now)
 
     def commit(self, ticket_id: bytes, now: float) -> None:
         live = self._live.get(ticket_id)
         if live is not None:
-            self._perform(live, live.transfer.commit(now))
+            self._perform(live, live.transfer.commit(now), now)
 
     def withdraw(self, ticket_id: bytes, reason: Reason, now: float) -> None:
         live = self._live.get(ticket_id)
         if live is not None:
-            self._perform(live, live.transfer.withdraw(reason, now))
+            self._perform(live, live.transfer.withdraw(reason, now), now)
 
-    def step(self, now: float) -> bool:
-        """Take one arrival; False when there was none."""
-        arrival = self._transport.receive()
+    def receive(self) -> Arrival | PeerGone | None:
+        """What to `take` next."""
+        return self._transport.receive()
+
+    def take(self, arrival: Arrival | PeerGone, now: float) -> None:
         match arrival:
-            case None:
-                return False
             case PeerGone():
                 self._gone.add(arrival.peer)
             case Arrival():
                 self._on_arrival(arrival, now)
         self._forget_the_gone(now)
-        return True
 
     def tick(self, now: float) -> None:
         if now - self._ticked < self._limits.tick_ms / 1000:
             return
         self._ticked = now
         for live in list(self._live.values()):
-            self._perform(live, live.transfer.tick(now))
+            self._perform(live, live.transfer.tick(now), now)
         self._forget_the_gone(now)
 
     def patience_s(self) -> float:
@@ -151,7 +153,7 @@ class TargetIO:
         message = envelope.message
         match message:
             case wire.Hello():
-                self._on_hello(arrival.peer, peer, envelope, message)
+                self._on_hello(arrival, peer, envelope, message)
             case wire.Open():
                 self._on_open(arrival.peer, peer, envelope, message, now)
             case wire.BlockFrame() | wire.Manifest() | wire.Abort():
@@ -159,9 +161,11 @@ class TargetIO:
             case _:
                 raise WireError(f"{type(message).__name__} goes to the source")
 
-    def _on_hello(self, name: bytes, peer: _Peer, envelope: wire.Envelope, message: wire.Hello) -> None:
+    def _on_hello(self, arrival: Arrival, peer: _Peer, envelope: wire.Envelope, message: wire.Hello) -> None:
         answer: wire.Message
         try:
+            if arrival.proven is not None and not serves(arrival.proven, message.source_id):
+                raise HandshakeRefused(("source_id",))
             source = require_agreement(envelope, message, self._shape, self._identity)
         except HandshakeRefused as refusal:
             self._counters.add("refused_handshake")
@@ -171,7 +175,7 @@ class TargetIO:
                 raise WireError("a second greeting with another name")
             peer.source = source
             answer = wire.HelloAccepted(target_id=self._identity.worker_id)
-        self._reply(name, self._for_connection(envelope.source_epoch, answer))
+        self._reply(arrival.peer, self._for_connection(envelope.source_epoch, answer))
 
     def _on_open(
         self, name: bytes, peer: _Peer, envelope: wire.Envelope, message: wire.Open, now: float
@@ -191,7 +195,7 @@ class TargetIO:
             answer = wire.Refused(reason=refused.reason, detail=refused.detail)
             self._reply(name, _replace_message(envelope, self._identity.epoch, answer))
             return
-        self._perform(live, live.transfer.opened(name, now))
+        self._perform(live, live.transfer.opened(name, now), now)
 
     def _require_valid(self, peer: _Peer, envelope: wire.Envelope, message: wire.Open) -> Ticket:
         ticket = open_sealed(message.sealed, self._key)
@@ -251,9 +255,9 @@ class TargetIO:
         except IllegalTransition:
             self._counters.add(f"unexpected_{type(message).__name__.lower()}")
             return
-        self._perform(live, actions)
+        self._perform(live, actions, now)
 
-    def _perform(self, live: _Live, actions: Sequence[TargetAction]) -> None:
+    def _perform(self, live: _Live, actions: Sequence[TargetAction], now: float) -> None:
         transfer = live.transfer
         for action in actions:
             match action:
@@ -261,10 +265,10 @@ class TargetIO:
                     assert transfer.peer is not None
                     self._reply(transfer.peer, wire.for_ticket(transfer.ticket, action.message))
                 case Place():
-                    place = live.places[action.index - transfer.ticket.first_block]
+                    place = live.places[action.frame.index - transfer.ticket.first_block]
                     # numpy lets other threads run while it copies; a memoryview assignment does not.
                     np.copyto(np.frombuffer(place, np.uint8), np.frombuffer(action.payload, np.uint8))
-                    self._counters.add("blocks_placed")
+                    self._perform(live, transfer.placed(action.frame, block_digest(place), now), now)
                 case Count():
                     self._counters.add(action.name)
                 case Emit():
@@ -313,7 +317,7 @@ class TargetIO:
             name = self._gone.pop()
             self._peers.pop(name, None)
             for live in [each for each in self._live.values() if each.transfer.peer == name]:
-                self._perform(live, live.transfer.lost(now))
+                self._perform(live, live.transfer.lost(now), now)
 
 
 def _replace_message(envelope: wire.Envelope, target_epoch: int, message: wire.Message) -> wire.Envelope:

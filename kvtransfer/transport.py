@@ -30,12 +30,14 @@ class Delivery(Enum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Arrival:
-    """Frames from a peer. peer: the connection's name, fresh for every connection. payload: valid while held;
-    copy it and let it go."""
+    """Frames from a peer. peer: the connection's name, fresh for every connection. payload: valid until the
+    next `receive`, and the peer may still be changing it: what is verified is a copy. proven: the name of the
+    key that the peer has, None where the transport proves none."""
 
     peer: bytes
     header: bytes
     payload: memoryview | None
+    proven: str | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -68,8 +70,9 @@ class Connection(Protocol):
 
 
 class SourceTransport(Protocol):
-    def dial(self, endpoint: str, source: Identity) -> Connection:
-        """Begin to connect. Raises ValueError for an endpoint that can never be one."""
+    def dial(self, endpoint: str, source: Identity, target: Identity) -> Connection:
+        """Begin to connect, as source, to where target should be. Raises ValueError for an endpoint that can
+        never be reached from here."""
         ...
 
     def wait(self, timeout_s: float) -> None:

@@ -1,20 +1,23 @@
-"""What both ends of the ZeroMQ transport share: options, socket settings, monitor events, and a bell.
+"""What both ends of the ZeroMQ transport share: options, socket settings, security, and monitor events.
 
 Never sends or receives a message.
 """
 
-import socket
 from dataclasses import dataclass
 from typing import TypeAlias
 
 import zmq
 from zmq.utils.monitor import recv_monitor_message
 
+from kvtransfer.keys import KeyRing
+
 HEADROOM_BYTES = 4096
 """What a header may need beside a block: the largest frame is a block and this."""
 
 ANSWERS_HWM = 256
 """Answers are some dozen bytes each; this many may wait for a source."""
+
+ZAP_DOMAIN = b"crossdock-kv"
 
 Socket: TypeAlias = zmq.Socket[bytes]
 
@@ -36,37 +39,6 @@ class ZmqOptions:
     probe_interval_ms: int = 10
 
 
-class Bell:
-    """Ends a poll from another thread."""
-
-    def __init__(self) -> None:
-        self._hear, self._push = socket.socketpair()
-        self._hear.setblocking(False)
-        self._push.setblocking(False)
-        self._fd = self._hear.fileno()
-
-    def fileno(self) -> int:
-        return self._fd
-
-    def ring(self) -> None:
-        try:
-            self._push.send(b"\0")
-        except OSError:
-            # Full: it rings already. Closed: nobody waits any more.
-            return
-
-    def silence(self) -> None:
-        try:
-            while self._hear.recv(4096):
-                pass
-        except BlockingIOError:
-            return
-
-    def close(self) -> None:
-        self._push.close()
-        self._hear.close()
-
-
 def configure(raw: Socket, options: ZmqOptions) -> None:
     raw.setsockopt(zmq.LINGER, 0)
     raw.setsockopt(zmq.MAXMSGSIZE, options.block_bytes + HEADROOM_BYTES)
@@ -74,6 +46,21 @@ def configure(raw: Socket, options: ZmqOptions) -> None:
     raw.setsockopt(zmq.HEARTBEAT_TIMEOUT, 3 * options.heartbeat_ms)
     raw.setsockopt(zmq.HEARTBEAT_TTL, 3 * options.heartbeat_ms)
     raw.setsockopt(zmq.HANDSHAKE_IVL, options.handshake_ms)
+
+
+def secure_target(raw: Socket, keys: KeyRing) -> None:
+    """Take CURVE connections only, and of those what the allow-list of the context lets in."""
+    raw.setsockopt(zmq.CURVE_SERVER, 1)
+    raw.setsockopt(zmq.CURVE_SECRETKEY, keys.secret)
+    raw.setsockopt(zmq.ZAP_DOMAIN, ZAP_DOMAIN)
+    raw.setsockopt(zmq.ZAP_ENFORCE_DOMAIN, 1)
+
+
+def secure_source(raw: Socket, keys: KeyRing, target_key: bytes) -> None:
+    """Connect with CURVE, and only to who has the secret half of target_key."""
+    raw.setsockopt(zmq.CURVE_SECRETKEY, keys.secret)
+    raw.setsockopt(zmq.CURVE_PUBLICKEY, keys.public)
+    raw.setsockopt(zmq.CURVE_SERVERKEY, target_key)
 
 
 def next_monitor_event(monitor: Socket) -> int | None:

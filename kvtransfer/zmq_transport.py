@@ -3,28 +3,43 @@
 Owns sockets, their options and the zero-copy bookkeeping. A payload handed to `send` is read by libzmq's
 own thread until its tracker is done; only then is `on_read` called. Queues of sockets are a backstop, the
 byte credits above are the flow control. Never reconnects by itself once a connection was up, and never
-takes over another's identity."""
+takes over another's identity.
+
+With a key ring every connection over tcp is CURVE in both directions, and nothing else is let in; without
+one, tcp is for this machine alone."""
 
 import os
 import time
 from collections import OrderedDict, deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from math import ceil
+from math import inf
 
 import zmq
 
+from kvtransfer.allow_list import NAME_PROPERTY, AllowList
+from kvtransfer.bind_rules import BindRules
 from kvtransfer.errors import BindRefused
 from kvtransfer.identity import Identity
+from kvtransfer.keys import KeyRing
 from kvtransfer.transport import Arrival, Delivery, LinkStatus, PeerGone
-from kvtransfer.zmq_socket import ANSWERS_HWM, Bell, Socket, ZmqOptions, configure, next_monitor_event
+from kvtransfer.watch import Watch
+from kvtransfer.zmq_socket import (
+    ANSWERS_HWM,
+    Socket,
+    ZmqOptions,
+    configure,
+    next_monitor_event,
+    secure_source,
+    secure_target,
+)
 
 LET_GO_S = 5.0
 PEERS_MAX = 4096
 PROBE = b""
 """An empty message: asks the socket whether the peer is still there. Swallowed by the other end."""
 
-_WILDCARDS = frozenset({"*", "0.0.0.0", "::", ""})
+_TCP = "tcp://"
 _SOURCE_EVENTS = (
     zmq.Event.HANDSHAKE_SUCCEEDED
     | zmq.Event.DISCONNECTED
@@ -37,35 +52,43 @@ _FAILED_TRY = _SOURCE_EVENTS & ~(zmq.Event.HANDSHAKE_SUCCEEDED | zmq.Event.DISCO
 
 
 class ZmqSourceTransport:
-    """See `transport.SourceTransport`. randomness(count): that many unpredictable bytes, for identities."""
+    """See `transport.SourceTransport`. watch: where it is one of several transports. randomness(count): that
+    many unpredictable bytes, for identities."""
 
     def __init__(
         self,
         options: ZmqOptions,
+        *,
+        keys: KeyRing | None = None,
+        watch: Watch | None = None,
         randomness: Callable[[int], bytes] = os.urandom,
     ) -> None:
         self._context = zmq.Context()
         self._options = options
+        self._keys = keys
         self._randomness = randomness
-        self._bell = Bell()
-        self._poller = zmq.Poller()
-        self._poller.register(self._bell.fileno(), zmq.POLLIN)
+        self._watch = watch or Watch()
         self._connections: set[ZmqConnection] = set()
         self._reads: list[_Read] = []
 
-    def dial(self, endpoint: str, source: Identity) -> "ZmqConnection":
+    def dial(self, endpoint: str, source: Identity, target: Identity) -> "ZmqConnection":
         name = f"{source.worker_id}/{source.epoch}/".encode() + self._randomness(8).hex().encode()
+        target_key = self._target_key(endpoint, target)
         try:
-            connection = ZmqConnection(self, self._new_socket(name), endpoint)
+            connection = ZmqConnection(self, self._new_socket(name, target_key), endpoint)
         except zmq.ZMQError as error:
             raise ValueError("not an endpoint") from error
         self._connections.add(connection)
         return connection
 
     def wait(self, timeout_s: float) -> None:
-        ready = self._poller.poll(ceil(timeout_s * 1000))
-        if any(each == self._bell.fileno() for each, _ in ready):
-            self._bell.silence()
+        self._watch.wait(timeout_s)
+        self.settle()
+
+    def patience_s(self) -> float:
+        return inf
+
+    def settle(self) -> None:
         reads, self._reads = self._reads, []
         for read in reads:
             if read.tracker.done:
@@ -74,7 +97,7 @@ class ZmqSourceTransport:
                 self._reads.append(read)
 
     def wake(self) -> None:
-        self._bell.ring()
+        self._watch.ring()
 
     def close(self) -> None:
         for connection in list(self._connections):
@@ -84,11 +107,11 @@ class ZmqSourceTransport:
             read.tracker.wait(LET_GO_S)
         self._reads.clear()
         self._context.term()
-        self._bell.close()
+        self._watch.close()
 
-    def poll(self, watched: Socket, flags: int) -> None:
+    def look_at(self, watched: Socket, flags: int) -> None:
         """For connections: watch a socket, 0 to stop."""
-        self._poller.register(watched, flags)
+        self._watch.look_at(watched, flags)
 
     def reading(self, tracker: zmq.MessageTracker, on_read: Callable[[], None]) -> None:
         """For connections: tell when the tracker is done."""
@@ -98,7 +121,16 @@ class ZmqSourceTransport:
         """For connections."""
         self._connections.discard(connection)
 
-    def _new_socket(self, name: bytes) -> Socket:
+    def _target_key(self, endpoint: str, target: Identity) -> bytes | None:
+        """What the target must prove to own, None where nothing is proven."""
+        if self._keys is None or not endpoint.startswith(_TCP):
+            return None
+        key = self._keys.key_of(target.worker_id)
+        if key is None:
+            raise ValueError("no public key of the target")
+        return key
+
+    def _new_socket(self, name: bytes, target_key: bytes | None) -> Socket:
         options = self._options
         dealer = self._context.socket(zmq.DEALER)
         configure(dealer, options)
@@ -108,6 +140,8 @@ class ZmqSourceTransport:
         dealer.setsockopt(zmq.RCVHWM, ANSWERS_HWM)
         dealer.setsockopt(zmq.RECONNECT_IVL, options.reconnect_ms)
         dealer.setsockopt(zmq.RECONNECT_IVL_MAX, options.reconnect_max_ms)
+        if self._keys is not None and target_key is not None:
+            secure_source(dealer, self._keys, target_key)
         return dealer
 
 
@@ -124,8 +158,8 @@ class ZmqConnection:
         except zmq.ZMQError:
             self._close_sockets()
             raise
-        owner.poll(dealer, zmq.POLLIN)
-        owner.poll(self._monitor, zmq.POLLIN)
+        owner.look_at(dealer, zmq.POLLIN)
+        owner.look_at(self._monitor, zmq.POLLIN)
 
     def status(self) -> LinkStatus:
         while self._status is not LinkStatus.LOST:
@@ -152,9 +186,8 @@ class ZmqConnection:
                 assert tracker is not None and on_read is not None
                 self._owner.reading(tracker, on_read)
         except zmq.Again:
-            self._owner.poll(self._dealer, zmq.POLLIN | zmq.POLLOUT)
+            self._owner.look_at(self._dealer, zmq.POLLIN | zmq.POLLOUT)
             return False
-        self._owner.poll(self._dealer, zmq.POLLIN)
         return True
 
     def receive(self) -> bytes | None:
@@ -170,8 +203,8 @@ class ZmqConnection:
 
     def close(self) -> None:
         if not self._dealer.closed:
-            self._owner.poll(self._dealer, 0)
-            self._owner.poll(self._monitor, 0)
+            self._owner.look_at(self._dealer, 0)
+            self._owner.look_at(self._monitor, 0)
             self._close_sockets()
             self._owner.closed(self)
         self._status = LinkStatus.LOST
@@ -184,44 +217,52 @@ class ZmqConnection:
 
 class ZmqTargetTransport:
     """See `transport.TargetTransport`. binds: addresses, tcp:// or ipc://, best first; port 0 picks a free
-    one.
+    one. keys: for tcp, without ipc beside it. watch: where it is one of several transports.
 
-    Raises BindRefused for an address on every interface, unless allow_wildcard, and for one that cannot be
-    bound."""
+    Raises BindRefused for an address on every interface, unless allow_wildcard; for a tcp address that others
+    can reach, unless there are keys or allow_insecure; and for one that cannot be bound."""
 
     def __init__(
         self,
         options: ZmqOptions,
         binds: Sequence[str],
         *,
+        keys: KeyRing | None = None,
         allow_wildcard: bool = False,
+        allow_insecure: bool = False,
+        watch: Watch | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
+        rules = BindRules(allow_wildcard=allow_wildcard, allow_remote=allow_insecure or keys is not None)
         for address in binds:
-            _require_bindable(address, allow_wildcard)
+            rules.check(address)
+            assert keys is None or address.startswith(_TCP), "keys are for tcp"
         self._clock = clock
         self._options = options
-        self._bell = Bell()
+        self._watch = watch or Watch()
         self._context = zmq.Context()
+        self._allow_list = None if keys is None else AllowList(self._context, keys.trusted)
         self._router = self._context.socket(zmq.ROUTER)
         configure(self._router, options)
         self._router.setsockopt(zmq.ROUTER_MANDATORY, 1)
         self._router.setsockopt(zmq.SNDHWM, ANSWERS_HWM)
         self._router.setsockopt(zmq.RCVHWM, options.hwm_messages)
         self._router.setsockopt(zmq.BACKLOG, 1024)
+        if keys is not None:
+            secure_target(self._router, keys)
         self._monitor = self._router.get_monitor_socket(zmq.Event.DISCONNECTED)
         try:
             self._endpoints = tuple(_bind(self._router, address) for address in binds)
             for endpoint in self._endpoints:
-                # Names and short forms of "everywhere" show only now.
-                _require_bindable(endpoint, allow_wildcard)
+                # Names, and short forms of "everywhere", show only now.
+                rules.check(endpoint)
         except BindRefused:
             self.close()
             raise
-        self._poller = zmq.Poller()
-        self._poller.register(self._bell.fileno(), zmq.POLLIN)
-        self._poller.register(self._router, zmq.POLLIN)
-        self._poller.register(self._monitor, zmq.POLLIN)
+        self._watch.look_at(self._router, zmq.POLLIN)
+        self._watch.look_at(self._monitor, zmq.POLLIN)
+        if self._allow_list is not None:
+            self._watch.look_at(self._allow_list.socket, zmq.POLLIN)
         self._peers: OrderedDict[bytes, None] = OrderedDict()
         self._gone: deque[PeerGone] = deque()
         self._probe_until = self._probe_next = 0.0
@@ -243,7 +284,8 @@ class ZmqTargetTransport:
         if len(frames) not in (1, 2):
             return Arrival(peer=peer, header=b"", payload=None)
         payload = frames[1].buffer if len(frames) == 2 else None
-        return Arrival(peer=peer, header=frames[0].bytes, payload=payload)
+        proven = None if self._allow_list is None else str(frames[0].get(NAME_PROPERTY))
+        return Arrival(peer=peer, header=frames[0].bytes, payload=payload, proven=proven)
 
     def send(self, peer: bytes, header: bytes) -> Delivery:
         try:
@@ -257,25 +299,31 @@ class ZmqTargetTransport:
         return Delivery.QUEUED
 
     def wait(self, timeout_s: float) -> None:
-        if self._clock() < self._probe_until:
-            timeout_s = min(timeout_s, self._options.probe_interval_ms / 1000)
-        ready = self._poller.poll(ceil(timeout_s * 1000))
-        if any(each == self._bell.fileno() for each, _ in ready):
-            self._bell.silence()
+        self._watch.wait(min(timeout_s, self.patience_s()))
+        self.settle()
+
+    def patience_s(self) -> float:
+        return self._options.probe_interval_ms / 1000 if self._clock() < self._probe_until else inf
+
+    def settle(self) -> None:
+        if self._allow_list is not None:
+            self._allow_list.answer()
         while next_monitor_event(self._monitor) is not None:
             self._probe_until = self._clock() + self._options.probe_ms / 1000
         self._probe_peers()
 
     def wake(self) -> None:
-        self._bell.ring()
+        self._watch.ring()
 
     def close(self) -> None:
         if not self._router.closed:
             self._router.disable_monitor()
             self._monitor.close(0)
             self._router.close(0)
+            if self._allow_list is not None:
+                self._allow_list.close()
             self._context.term()
-            self._bell.close()
+            self._watch.close()
 
     def _probe_peers(self) -> None:
         """A lost connection does not say whose it was, and for some ms a send to it still succeeds: keep
@@ -294,18 +342,6 @@ class ZmqTargetTransport:
 class _Read:
     tracker: zmq.MessageTracker
     on_read: Callable[[], None]
-
-
-def _require_bindable(address: str, allow_wildcard: bool) -> None:
-    scheme, separator, rest = address.partition("://")
-    if scheme not in ("tcp", "ipc") or not separator or not rest:
-        raise BindRefused(f"{address}: only tcp://host:port and ipc://path can be bound")
-    if scheme == "tcp":
-        host, _, port = rest.rpartition(":")
-        if not port.isdigit() and port != "*":
-            raise BindRefused(f"{address}: no port")
-        if host.strip("[]") in _WILDCARDS and not allow_wildcard:
-            raise BindRefused(f"{address}: would listen on every interface; name one, or allow it explicitly")
 
 
 def _bind(router: Socket, address: str) -> str:

@@ -62,6 +62,9 @@ class Holds:
     def __len__(self) -> int:
         return len(self._holds)
 
+    def __contains__(self, ticket_id: bytes) -> bool:
+        return ticket_id in self._holds
+
     def open(self, ticket_id: bytes, request_id: str) -> None:
         """The transport may read this attempt's blocks from now on."""
         assert ticket_id not in self._holds

@@ -8,12 +8,11 @@ import grpc
 from crossdock.worker.v1 import worker_pb2 as pb
 from crossdock.worker.v1.worker_pb2_grpc import add_PrefillServiceServicer_to_server
 from engine.assembly import Engine
+from kvtransfer.assembly import TransportWishes, source_limits, source_transport
 from kvtransfer.desk import End, TicketDesk
 from kvtransfer.events import SourceEvent
 from kvtransfer.identity import Identity
 from kvtransfer.source_endpoint import TransferSource
-from kvtransfer.zmq_socket import ZmqOptions
-from kvtransfer.zmq_transport import ZmqSourceTransport
 from prefill_worker.policy import PrefillPolicy
 from prefill_worker.servicer import PrefillServicer
 from prefill_worker.worker import PrefillWorker
@@ -34,13 +33,21 @@ class PrefillRole:
     def transport(
         self, options: WorkerOptions, engine: Engine, identity: Identity, emit: Callable[[SourceEvent], None]
     ) -> TransferSource:
-        zmq_options = ZmqOptions(block_bytes=engine.cache.layout.block_bytes())
+        layout = engine.cache.layout
+        wishes = TransportWishes(
+            block_bytes=layout.block_bytes(),
+            key_folder=options.kv_key_folder,
+            allow_insecure=options.allow_insecure_kv,
+            backends=options.kv_backends(),
+            group_address=options.kv_group_address,
+        )
         return TransferSource(
             identity=identity,
-            layout=engine.cache.layout,
-            transport=ZmqSourceTransport(zmq_options),
+            layout=layout,
+            transport=source_transport(wishes, identity),
             emit=emit,
             clock=time.monotonic,
+            limits=source_limits(wishes),
         )
 
     def endpoints(self, transport: TransferSource) -> tuple[str, ...]:

@@ -11,19 +11,22 @@ from engine.cache.block_pool import Ledger
 from engine.cache.kv_cache import KVCache
 from engine.core import EngineCore, Output, Progress, StepResult
 from engine.sequence import EndReason, SamplingParams, Sequence, SequenceId, StopRules
-from kvtransfer.errors import Overloaded, TicketRefused
+from kvtransfer.errors import Overloaded, Reason, TicketRefused
 from kvtransfer.events import Closed, Committed, Failed, SourceEvent
 from kvtransfer.source_endpoint import TransferSource
 from kvtransfer.ticket import Ticket
 from prefill_worker.holds import Holds
 from service.load import WorkerLoad
-from service.orders import AttemptKey, SequenceOrder
+from service.orders import AttemptKey, AttemptRefused, SequenceOrder, superseded
 from service.reports import EndCause, EndedReport, HandedOverReport, Report, TokenEnd, TokenReport
+
+ENDPOINTS_MAX = 8
+ENDPOINT_CHARS_MAX = 256
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HandOff:
-    """Where an attempt's blocks go. endpoints: best first."""
+    """Where an attempt's blocks go. endpoints: best first, at least one."""
 
     ticket: Ticket
     sealed: bytes
@@ -66,26 +69,22 @@ class PrefillWorker:
         self._finished_sequences = 0
 
     def submit(self, gateway: str, order: SequenceOrder, hand_off: HandOff | None) -> None:
-        """Take one attempt. Refusals are reported; an older attempt of the same request is void from now on."""
-        if order.key in self._attempts:
-            return
-        for key in [key for key in self._attempts if key.request_id == order.key.request_id]:
-            self.cancel(gateway, key)
-        if len(self._attempts) >= self._queue_requests_max:
-            detail = f"{self._queue_requests_max} requests are queued"
-            self._tell(gateway, EndedReport(key=order.key, cause=EndCause.EXHAUSTED, detail=detail))
-            return
+        """Take one attempt, once. Refusals are reported; older attempts of the same request are void from now on."""
         try:
-            self._start(gateway, order, hand_off)
-        except TicketRefused as error:
-            self._tell(gateway, EndedReport(key=order.key, cause=EndCause.TICKET_REFUSED, detail=str(error)))
-        except Overloaded as error:
-            self._tell(gateway, EndedReport(key=order.key, cause=EndCause.EXHAUSTED, detail=str(error)))
+            _require_complete(order, hand_off)
+            live = ((each.gateway, key) for key, each in self._attempts.items())
+            for older in superseded(gateway, order.key, live):
+                self.cancel(gateway, older)
+            if order.key not in self._attempts:
+                self._start(gateway, order, hand_off)
+        except tuple(_REFUSALS) as error:
+            refusal = EndedReport(key=order.key, cause=_REFUSALS[type(error)], detail=str(error))
+            self._tell(gateway, refusal)
 
     def cancel(self, gateway: str, key: AttemptKey) -> None:
-        """Stop an attempt and acknowledge it. Unknown and ended attempts are acknowledged too."""
+        """Stop an attempt of this gateway and acknowledge it. Unknown and ended attempts are acknowledged too."""
         attempt = self._attempts.get(key)
-        if attempt is not None:
+        if attempt is not None and attempt.gateway == gateway:
             self._end(attempt)
         self._tell(gateway, EndedReport(key=key, cause=EndCause.CANCELLED, detail="cancelled"))
 
@@ -134,6 +133,10 @@ class PrefillWorker:
 
     def _start(self, gateway: str, order: SequenceOrder, hand_off: HandOff | None) -> None:
         """Raises TicketRefused or Overloaded, and then nothing has begun."""
+        if len(self._attempts) >= self._queue_requests_max:
+            raise Overloaded(f"{self._queue_requests_max} requests are queued")
+        if hand_off is not None and hand_off.ticket.ticket_id in self._holds:
+            raise TicketRefused(Reason.SPENT, "its blocks are held")
         sequence = _sequence(order, self._clock())
         attempt = Attempt(gateway=gateway, order=order, hand_off=hand_off, sequence=sequence)
         if hand_off is not None:
@@ -213,6 +216,27 @@ class PrefillWorker:
         del self._attempts[attempt.order.key]
         if attempt.hand_off is not None:
             del self._by_ticket[attempt.hand_off.ticket.ticket_id]
+
+
+_REFUSALS: dict[type[Exception], EndCause] = {
+    AttemptRefused: EndCause.INVALID,
+    TicketRefused: EndCause.TICKET_REFUSED,
+    Overloaded: EndCause.EXHAUSTED,
+}
+
+
+def _require_complete(order: SequenceOrder, hand_off: HandOff | None) -> None:
+    """What goes on after its first token goes on elsewhere. Raises AttemptRefused."""
+    if hand_off is None and order.remaining() > 1:
+        raise AttemptRefused("ticket: needed for an answer of more than one token")
+    if hand_off is not None and not _dialable(hand_off.endpoints):
+        raise AttemptRefused(
+            f"target_endpoints: 1 to {ENDPOINTS_MAX} of at most {ENDPOINT_CHARS_MAX} characters"
+        )
+
+
+def _dialable(endpoints: tuple[str, ...]) -> bool:
+    return 1 <= len(endpoints) <= ENDPOINTS_MAX and max(map(len, endpoints)) <= ENDPOINT_CHARS_MAX
 
 
 def _sequence(order: SequenceOrder, now: float) -> Sequence:

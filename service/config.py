@@ -7,6 +7,7 @@ anything.
 
 import os
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Annotated, Any, Literal, TypeVar
 
 from pydantic import (
@@ -32,6 +33,7 @@ Address = Annotated[str, AfterValidator(units.check_address)]
 Addresses = Annotated[tuple[Address, ...], BeforeValidator(units.parse_list)]
 KVEndpoint = Annotated[str, AfterValidator(units.check_kv_endpoint)]
 KVEndpoints = Annotated[tuple[KVEndpoint, ...], BeforeValidator(units.parse_list)]
+KVTransports = Annotated[tuple[Literal["auto", "gloo", "nccl"], ...], BeforeValidator(units.parse_list)]
 Cores = Annotated[tuple[Annotated[int, Field(ge=0)], ...], BeforeValidator(units.parse_list)]
 Key = Annotated[SecretBytes, BeforeValidator(units.parse_key)]
 Secret = Annotated[SecretStr, BeforeValidator(units.parse_secret)]
@@ -90,6 +92,22 @@ class WorkerOptions(EngineOptions, Options):
 
     listen: Address = Field(description="gRPC address of this worker: host:port or unix:path")
     kv_listen: KVEndpoints = Field((), description="endpoints that take KV blocks (decode workers only)")
+    kv_transports: KVTransports = Field(
+        (),
+        description="ways of KV blocks, tried before auto: gloo, nccl; default: auto (shared memory, ipc, tcp)",
+    )
+    kv_group_address: str = Field(
+        "127.0.0.1", description="IP address of this machine that gloo listens on for KV blocks"
+    )
+    kv_key_folder: Path | None = Field(
+        None, description="keys for KV blocks over tcp, as `crossdock keys` makes them; with it tcp is CURVE"
+    )
+    kv_shared_memory: bool = Field(
+        True, description="take KV blocks through shared memory from workers on this host"
+    )
+    allow_insecure_kv: bool = Field(
+        False, description="let other machines send KV blocks over tcp without keys"
+    )
     worker_id: str = Field(
         min_length=1, max_length=64, pattern=r"^[A-Za-z0-9._-]+$", description="name of this worker"
     )
@@ -97,6 +115,10 @@ class WorkerOptions(EngineOptions, Options):
     queue_requests_max: int = Field(512, ge=1, description="requests that may wait here")
     cores: Cores | None = Field(None, description="cores to run on, for example 0,1")
     metrics_port: Port | None = Field(None, description="loopback port that serves /metrics")
+
+    def kv_backends(self) -> tuple[str, ...]:
+        """The backends of torch.distributed that were asked for, best first."""
+        return tuple(way for way in dict.fromkeys(self.kv_transports) if way != "auto")
 
 
 class DecodeWorkerOptions(WorkerOptions):

@@ -19,16 +19,16 @@ class Outbox(Generic[Message]):
         self._messages: deque[Message] = deque()
         self._messages_max = messages_max
         self._wake = asyncio.Event()
-        self._closed = False
         self._finishing = False
+        self._closed = asyncio.Event()
 
     @property
     def closed(self) -> bool:
-        return self._closed
+        return self._closed.is_set()
 
     def put(self, message: Message) -> None:
-        """Queue a message. After `close` or `finish` it is dropped."""
-        if self._closed or self._finishing:
+        """Queue a message. After `close` or `finish` it is dropped; one too many closes."""
+        if self.closed or self._finishing:
             return
         if len(self._messages) >= self._messages_max:
             self.close()
@@ -37,24 +37,27 @@ class Outbox(Generic[Message]):
         self._wake.set()
 
     def finish(self) -> None:
-        """Take nothing more; the stream ends when what waits was sent."""
+        """Take nothing more; close when what waits was taken."""
         self._finishing = True
         self._wake.set()
 
     def close(self) -> None:
         """End the stream; what still waits is not sent."""
-        self._closed = True
+        self._closed.set()
         self._messages.clear()
         self._wake.set()
 
+    async def wait_closed(self) -> None:
+        """A reader that is busy with a message may never come back for the end: wait here to cut it."""
+        await self._closed.wait()
+
     async def drain(self) -> AsyncIterator[Message]:
-        """Messages as they come, until `close`, or until there are none after `finish`. One reader."""
-        while not self._closed:
+        """Messages as they come, until closed. One reader."""
+        while not self.closed:
             while self._messages:
                 yield self._messages.popleft()
             if self._finishing:
                 self.close()
-                return
             self._wake.clear()
-            if not self._messages and not self._closed:
+            if not self._messages and not self.closed:
                 await self._wake.wait()

@@ -1,12 +1,13 @@
 """What a worker tells a gateway about an attempt, and its translation to and from the wire.
 
-Workers make reports on their step thread; `encode` packs those of one step into as few messages as there are kinds,
-all tokens in one. The gateway gets the same reports back from `decode`, which trusts no peer. Knows no engine.
+Workers make reports on their step thread; `encode` packs the tokens of one step into one message. The gateway gets the
+same reports back from `decode`, which trusts no peer. Knows no engine.
 """
 
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from enum import Enum
+from itertools import groupby
 from typing import TypeAlias
 
 from crossdock.worker.v1 import worker_pb2 as pb
@@ -86,15 +87,15 @@ Response: TypeAlias = pb.PrefillServiceAttachResponse | pb.DecodeServiceAttachRe
 
 
 def encode(reports: Iterable[Report], step: int, response: Callable[..., Response]) -> list[Response]:
-    """The reports of one step for one gateway, tokens first."""
-    outputs = pb.StepOutputs(step=step)
-    others: list[Response] = []
-    for report in reports:
-        if isinstance(report, TokenReport):
-            outputs.outputs.append(_output(report))
+    """The reports of one step for one gateway, in order; tokens that follow each other share a message."""
+    messages: list[Response] = []
+    for are_tokens, run in groupby(reports, lambda report: isinstance(report, TokenReport)):
+        if are_tokens:
+            outputs = [_output(report) for report in run if isinstance(report, TokenReport)]
+            messages.append(response(outputs=pb.StepOutputs(step=step, outputs=outputs)))
         else:
-            others.append(response(**_field(report)))
-    return [response(outputs=outputs), *others] if outputs.outputs else others
+            messages += [response(**_field(report)) for report in run]
+    return messages
 
 
 def decode(message: Response) -> list[Report]:

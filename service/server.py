@@ -48,7 +48,7 @@ def create_server(
         ("grpc.keepalive_permit_without_calls", 1),
         # The default, 300 s, answers honest keepalives with GOAWAY "too many pings" and ends all their
         # streams.
-        ("grpc.http2.min_recv_ping_interval_without_data_ms", 1_000),
+        ("grpc.http2.min_ping_interval_without_data_ms", 1_000),
         ("grpc.http2.max_pings_without_data", 0),
         # The defaults cancel streams when some two thousand start at once; we refuse by our own admission.
         ("grpc.server.max_pending_requests", 20_000),

@@ -5,6 +5,7 @@ The caller wires its worker and says how its parts are stopped; this file runs u
 
 import asyncio
 import os
+import threading
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
@@ -59,8 +60,13 @@ async def serve_worker(options: WorkerOptions, service: WorkerService) -> None:
         reporter.cancel()
 
 
-def crash(error: BaseException) -> None:
-    """End the process at once: its step thread made a mistake, and what it holds cannot be trusted. Peers see their
-    streams break and go on elsewhere."""
-    structlog.get_logger().critical("the step thread crashed", exc_info=error)
+def crash(error: BaseException | None) -> None:
+    """End the process at once: one of its threads made a mistake, and what it holds cannot be trusted. Peers see
+    their streams break and go on elsewhere."""
+    structlog.get_logger().critical("a thread crashed", exc_info=error)
     os._exit(EXIT_CRASHED)
+
+
+def crash_with_any_thread() -> None:
+    """From now on an exception that ends any thread ends the process: without one of them it would only look alive."""
+    threading.excepthook = lambda failed: crash(failed.exc_value)

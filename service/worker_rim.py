@@ -9,14 +9,15 @@ from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, Protocol, TypeAlias
+from typing import Any, NoReturn, Protocol, TypeAlias
 
 import grpc
+import structlog
 
 from crossdock.worker.v1 import worker_pb2 as pb
 from service.audit import LedgerFields, to_audit_report
 from service.load import WorkerLoad
-from service.orders import AttemptKey
+from service.orders import REQUEST_ID_BYTES_MAX, AttemptKey
 from service.outbox import Outbox
 from service.reports import EndCause, EndedReport, Report, Response, encode, to_load_report
 
@@ -24,9 +25,15 @@ PROTOCOL_VERSION = 1
 OUTBOX_MESSAGES_MAX = 4096
 LOAD_INTERVAL_S = 0.05
 LOAD_INTERVALS_MAX = 20
+SESSIONS_MAX = 256
+GATEWAY_ID_BYTES_MAX = 128
 
 Request: TypeAlias = pb.PrefillServiceAttachRequest | pb.DecodeServiceAttachRequest
 Action = Callable[[], None]
+
+
+class _Nonsense(Exception):
+    """A message that no gateway of ours sends. One line, for the peer."""
 
 
 class Worker(Protocol):
@@ -40,12 +47,13 @@ class Worker(Protocol):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Host:
-    """The worker behind the rim. post: runs an action on the step thread between two steps. refusals: which of the
-    errors that a submission can raise mean what to the gateway."""
+    """The worker behind the rim. post: runs an action on the step thread between two steps; insist: as post, and never
+    refuses. refusals: which of the errors that a submission can raise, `post` included, mean what to the gateway."""
 
     worker: Worker
     welcome: pb.Welcome
     post: Callable[[Action], None]
+    insist: Callable[[Action], None]
     refusals: Mapping[type[Exception], EndCause]
 
 
@@ -58,6 +66,7 @@ class WorkerRim:
         self._sessions: dict[str, Outbox[Response]] = {}
         self._pending: list[tuple[str, Report]] = []
         self._moved = asyncio.Event()
+        self._drained = False
         self.load = WorkerLoad()
         self.draining = False
 
@@ -66,7 +75,7 @@ class WorkerRim:
         self._pending.append((gateway, report))
 
     def flush(self, load: WorkerLoad) -> None:
-        """Send what was noted since the last flush, in one message per gateway and kind. Step thread."""
+        """Send what was noted since the last flush; the tokens for a gateway in one message. Step thread."""
         pending, self._pending = self._pending, []
         with suppress(RuntimeError):  # the loop is closed: the process is ending, nobody listens
             self._loop.call_soon_threadsafe(self._deliver, pending, load)
@@ -80,26 +89,25 @@ class WorkerRim:
     ) -> None:
         """Run one Attach stream. submission: turns what only this role understands into an action."""
         gateway = await _greet(requests, context)
-        outbox = self._open(gateway, host.welcome)
-
-        async def read() -> None:
-            try:
-                async for request in requests:
-                    self._take(gateway, request, host, submission)
-            finally:
-                outbox.close()
-
-        reader = asyncio.create_task(read())
+        # A stream that is cut during its first write, with the metadata still to be sent, would never end.
+        await context.send_initial_metadata(())
+        if self._drained:
+            await context.abort(grpc.StatusCode.UNAVAILABLE, "this worker is ending")
+        if len(self._sessions) >= SESSIONS_MAX:
+            await context.abort(grpc.StatusCode.RESOURCE_EXHAUSTED, f"at most {SESSIONS_MAX} gateways")
+        outbox = self._open(gateway, host)
+        reading = asyncio.create_task(self._read(gateway, requests, outbox, host, submission))
+        writing = asyncio.create_task(_write(outbox, context))
         try:
-            async for message in outbox.drain():
-                await context.write(message)
-        finally:
-            reader.cancel()
-            await asyncio.gather(reader, return_exceptions=True)
-            outbox.close()
+            await outbox.wait_closed()
+        finally:  # nothing is awaited in here: gRPC cancels more than once
+            reading.cancel()
+            writing.cancel()
             if self._sessions.get(gateway) is outbox:
-                del self._sessions[gateway]
-                host.post(partial(host.worker.drop, gateway))
+                self._close(gateway, host)
+        failure, _ = await asyncio.gather(reading, writing, return_exceptions=True)
+        if isinstance(failure, Exception):
+            await _cut(context, gateway, failure)
 
     async def report_load(self) -> None:
         """Send the load to everybody when it has changed, and once a second anyway. Runs until cancelled."""
@@ -118,18 +126,41 @@ class WorkerRim:
         while self.load.running_sequences or self.load.waiting_sequences:
             self._moved.clear()
             await self._moved.wait()
+        self._drained = True
         for outbox in self._sessions.values():
-            outbox.close()
+            outbox.finish()
 
-    def _open(self, gateway: str, welcome: pb.Welcome) -> Outbox[Response]:
-        """Begin a gateway's session. An older one of the same gateway was cut, and ends here at the latest."""
+    def _open(self, gateway: str, host: Host) -> Outbox[Response]:
+        """Begin a gateway's session. An older one of the same gateway was cut, and ends here at the latest: the gateway
+        has given up all that it asked for on it."""
         if gateway in self._sessions:
-            self._sessions[gateway].close()
+            self._close(gateway, host)
         outbox: Outbox[Response] = Outbox(OUTBOX_MESSAGES_MAX)
-        outbox.put(self._response(welcome=welcome))
+        outbox.put(self._response(welcome=host.welcome))
         outbox.put(self._load_message())
         self._sessions[gateway] = outbox
         return outbox
+
+    def _close(self, gateway: str, host: Host) -> None:
+        self._sessions.pop(gateway).close()
+        host.insist(partial(host.worker.drop, gateway))
+
+    async def _read(
+        self,
+        gateway: str,
+        requests: AsyncIterator[Any],
+        outbox: Outbox[Response],
+        host: Host,
+        submission: Callable[[str, Any], Action],
+    ) -> None:
+        """Take what a gateway asks until its session ends, and end it with the stream."""
+        try:
+            async for request in requests:
+                if outbox.closed:
+                    return
+                self._take(gateway, request, host, submission)
+        finally:
+            outbox.close()
 
     def _take(
         self, gateway: str, request: Request, host: Host, submission: Callable[[str, Any], Action]
@@ -191,7 +222,7 @@ class WorkerRim:
 
 
 async def _greet(requests: AsyncIterator[Any], context: grpc.aio.ServicerContext[Any, Any]) -> str:
-    """Read the first message; the name of the gateway's process."""
+    """Read the first message; the name of the gateway's process: other starts of it have other ones."""
     first: Request | None = await anext(requests, None)
     if first is None or first.WhichOneof("message") != "hello":
         await context.abort(grpc.StatusCode.INVALID_ARGUMENT, "the first message must be hello")
@@ -199,8 +230,32 @@ async def _greet(requests: AsyncIterator[Any], context: grpc.aio.ServicerContext
     if hello.protocol_version != PROTOCOL_VERSION:
         detail = f"hello.protocol_version: must be {PROTOCOL_VERSION}"
         await context.abort(grpc.StatusCode.FAILED_PRECONDITION, detail)
+    if not 1 <= len(hello.gateway_id.encode()) <= GATEWAY_ID_BYTES_MAX:
+        detail = f"hello.gateway_id: 1 to {GATEWAY_ID_BYTES_MAX} bytes"
+        await context.abort(grpc.StatusCode.INVALID_ARGUMENT, detail)
     return f"{hello.gateway_id}/{hello.gateway_epoch}"
 
 
+async def _write(outbox: Outbox[Response], context: grpc.aio.ServicerContext[Any, Any]) -> None:
+    """Send what a gateway is told; a peer that is gone ends its session."""
+    try:
+        async for message in outbox.drain():
+            await context.write(message)
+    finally:
+        outbox.close()
+
+
+async def _cut(context: grpc.aio.ServicerContext[Any, Any], gateway: str, failure: Exception) -> NoReturn:
+    """End a stream that cannot be followed any more. All that the gateway had here is dropped already."""
+    structlog.get_logger().error("a gateway's stream was cut", gateway=gateway, exc_info=failure)
+    if isinstance(failure, _Nonsense):
+        await context.abort(grpc.StatusCode.INVALID_ARGUMENT, str(failure))
+    await context.abort(grpc.StatusCode.INTERNAL, "what was sent cannot be taken")
+    raise AssertionError("abort returned")
+
+
 def _key(message: pb.Cancel | pb.SequenceSpec) -> AttemptKey:
+    """Raises _Nonsense for a name that no answer should repeat."""
+    if len(message.request_id.encode()) > REQUEST_ID_BYTES_MAX:
+        raise _Nonsense(f"request_id: at most {REQUEST_ID_BYTES_MAX} bytes")
     return AttemptKey(request_id=message.request_id, attempt=message.attempt)

@@ -1,8 +1,10 @@
 """Real processes on the real model. A stack is shared by all tests that do not hurt it."""
 
+import asyncio
+import random
 import subprocess
 import sys
-from contextlib import contextmanager
+from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -81,6 +83,12 @@ def wide_stack():
         yield stack
 
 
+def crossdock(*words):
+    """The command, run to its end."""
+    argv = [sys.executable, "-m", "commands.main", *words]
+    return subprocess.run(argv, cwd=ROOT, capture_output=True, text=True, timeout=60, check=False)
+
+
 def spec(prompt, *, sampling=None, **fields):
     """prompt: text or a list of token ids. sampling: fields of SamplingParams; greedy unless said."""
     given = {"text": prompt} if isinstance(prompt, str) else {"token_ids": inference_pb2.TokenIds(ids=prompt)}
@@ -115,3 +123,39 @@ async def stream(channel, generation_spec, timeout=60):
             answer.usage = message.usage
     assert answer.finish is not None and answer.usage is not None
     return answer
+
+
+def tokens_of(seed, length):
+    """A prompt of ordinary words that mean nothing together."""
+    return [random.Random(seed).randrange(1000, 40000) for _ in range(length)]
+
+
+NEIGHBOUR = spec(
+    tokens_of(11, 70),
+    sampling={"max_tokens": 24, "temperature": 0.9, "top_p": 0.9, "seed": 11},
+    stop=inference_pb2.StopConditions(ignore_eos=True),
+    output=inference_pb2.OutputOptions(logprobs=2),
+)
+
+
+@asynccontextmanager
+async def undisturbed(stack):
+    """One stream after another goes on beside the block, which gets the list of their answers. Each must be,
+    to the bit, the answer that the idle stack gave before."""
+    over, answers = asyncio.Event(), []
+    async with grpc.aio.insecure_channel(stack.grpc) as channel:
+        alone = await stream(channel, NEIGHBOUR)
+
+        async def go_on():
+            while not over.is_set():
+                answers.append(await stream(channel, NEIGHBOUR))
+
+        neighbour = asyncio.create_task(go_on())
+        try:
+            yield answers
+        finally:
+            over.set()
+            await neighbour
+    assert answers
+    for answer in answers:
+        assert (answer.token_ids, answer.logprobs) == (alone.token_ids, alone.logprobs)

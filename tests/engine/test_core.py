@@ -100,7 +100,7 @@ def test_an_adopted_sequence_goes_on_where_another_engine_stopped():
     credit = target.pool.grant(owner, 8)
     table = target.pool.allocate(owner, len(first.table), credit)
     for ours, theirs in zip(table.ids(), first.table.ids(), strict=True):
-        target._runner._cache.block_view(ours)[:] = source._runner._cache.block_view(theirs)
+        target._runner.cache.block_view(ours)[:] = source._runner.cache.block_view(theirs)
     second = make_sequence("s", prompt, 9)
     second.tokens = list(first.tokens)
     second.computed, second.table, second.credit = len(prompt), table, credit

@@ -27,7 +27,7 @@ def engine_of(dtype, budget_tokens, threads=1):
         max_model_len=512,
         num_blocks=256,
     )
-    return assemble(wishes, policy, memory_bytes=0)
+    return assemble(wishes, policy, memory_bytes=4 << 30)
 
 
 @pytest.fixture(scope="module", params=[torch.float32, torch.bfloat16], ids=["float32", "bfloat16"])

@@ -4,7 +4,8 @@ KV of position p is a hash of (KV of p - 1 as read from the cache, token, p); th
 sequence as read from the cache. A wrong, missing or foreign block changes the output at once.
 """
 
-import hashlib
+from collections.abc import Iterable
+from hashlib import blake2b
 
 import numpy as np
 import torch
@@ -14,6 +15,8 @@ from engine.cache.kv_cache import KVCache
 from engine.cache.layout import KVLayout
 
 VOCAB = 97
+POSITION_BYTES = 16
+"""2 (key, value) x 2 x float32."""
 
 
 def hash_layout(block_size: int = 4, model: str = "hash") -> KVLayout:
@@ -23,56 +26,74 @@ def hash_layout(block_size: int = 4, model: str = "hash") -> KVLayout:
 
 
 class HashRunner:
-    """16 bytes of KV per position: 2 (key, value) x 2 x float32. Counts what it computes."""
+    """Counts what it computes."""
 
     def __init__(self, cache: KVCache) -> None:
-        self._cache = cache
+        self.cache = cache
         self._size = cache.layout.block_size
+        octets = cache.tensor.view(torch.uint8).numpy()
+        self._halves = octets.reshape(cache.num_blocks, 2, self._size, POSITION_BYTES // 2)
         self.batches: list[Batch] = []
 
     def run(self, batch: Batch) -> torch.Tensor:
         self.batches.append(batch)
-        rows = [self._item(item) for item in batch.items]
-        logits = torch.zeros(sum(item.wants_logits for item in batch.items), VOCAB)
-        chosen = [row for row, item in zip(rows, batch.items, strict=True) if item.wants_logits]
-        for index, token in enumerate(chosen):
-            logits[index, token] = 4.0
-            logits[index, (token * 7 + 3) % VOCAB] = 3.0
-        return logits
+        for item in batch.items:
+            self._write(item)
+        chosen = [self._next(item) for item in batch.items if item.wants_logits]
+        return torch.from_numpy(logits_for(chosen))
 
-    def _item(self, item: BatchItem) -> int:
-        for offset, token in enumerate(item.tokens):
-            position = item.first_position + offset
-            before = self._read(item, position - 1) if position else b"start"
-            self._write(item, position, _digest(before, token, position))
-        last = item.first_position + len(item.tokens) - 1
-        everything = b"".join(self._read(item, position) for position in range(last + 1))
-        return int.from_bytes(_digest(everything, 0, 0)[:4], "big") % VOCAB
+    def _write(self, item: BatchItem) -> None:
+        position = item.first_position
+        before = self._read(item, position)[-POSITION_BYTES:] if position else START
+        for position, token in enumerate(item.tokens, position):
+            before = position_kv(before, token, position)
+            halves = self._halves[item.block_table[position // self._size], :, position % self._size]
+            halves[:] = np.frombuffer(before, np.uint8).reshape(2, -1)
 
-    def _slot(self, item: BatchItem, position: int) -> "np.ndarray":
-        block = self._cache.block_view(item.block_table[position // self._size])
-        floats = np.frombuffer(block, dtype=np.uint8).reshape(2, self._size, 8)
-        return floats[:, position % self._size]
+    def _next(self, item: BatchItem) -> int:
+        return next_token(self._read(item, item.first_position + len(item.tokens)))
 
-    def _read(self, item: BatchItem, position: int) -> bytes:
-        return self._slot(item, position).tobytes()
-
-    def _write(self, item: BatchItem, position: int, value: bytes) -> None:
-        self._slot(item, position)[:] = np.frombuffer(value, dtype=np.uint8).reshape(2, 8)
+    def _read(self, item: BatchItem, positions: int) -> bytes:
+        """KV of the first so many positions, as the cache has it."""
+        blocks = list(item.block_table[: -(-positions // self._size)])
+        return positions_of(self._halves[blocks])[: positions * POSITION_BYTES]
 
 
-def _digest(before: bytes, token: int, position: int) -> bytes:
-    return hashlib.blake2b(
-        before + token.to_bytes(4, "big") + position.to_bytes(4, "big"), digest_size=16
-    ).digest()
+START = b"start"
 
 
-def golden(prompt: list[int], count: int, block_size: int = 4) -> list[int]:
+def positions_of(halves: np.ndarray) -> bytes:
+    """Blocks [n, 2, size, 8] as KV position by position."""
+    return halves.swapaxes(1, 2).tobytes()
+
+
+def position_kv(before: bytes, token: int, position: int) -> bytes:
+    """16 bytes. before: KV of the position before, or START."""
+    number = (token << 32 | position).to_bytes(8, "big")
+    return blake2b(before + number, digest_size=POSITION_BYTES).digest()
+
+
+def next_token(kv: bytes) -> int:
+    """The model's first choice after a sequence with this KV."""
+    return int.from_bytes(blake2b(kv, digest_size=4).digest(), "big") % VOCAB
+
+
+def logits_for(tokens: Iterable[int]) -> np.ndarray:
+    """float32 [n, VOCAB]: one row for each first choice, which also decides the second one."""
+    chosen = list(tokens)
+    logits = np.zeros((len(chosen), VOCAB), np.float32)
+    for row, token in enumerate(chosen):
+        logits[row, (token * 7 + 3) % VOCAB] = 3.0
+        logits[row, token] = 4.0
+    return logits
+
+
+def golden(prompt: list[int], count: int) -> list[int]:
     """What an idle engine answers greedily, computed without any engine of ours."""
-    kv: list[bytes] = []
-    tokens = list(prompt)
+    tokens, kv, before = list(prompt), b"", START
     while len(tokens) < len(prompt) + count:
-        for position in range(len(kv), len(tokens)):
-            kv.append(_digest(kv[position - 1] if position else b"start", tokens[position], position))
-        tokens.append(int.from_bytes(_digest(b"".join(kv), 0, 0)[:4], "big") % VOCAB)
+        for position in range(len(kv) // POSITION_BYTES, len(tokens)):
+            before = position_kv(before, tokens[position], position)
+            kv += before
+        tokens.append(next_token(kv))
     return tokens[len(prompt) :]

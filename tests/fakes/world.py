@@ -32,6 +32,7 @@ from prefill_worker.policy import PrefillPolicy
 from prefill_worker.servicer import PrefillServicer
 from prefill_worker.worker import PrefillWorker
 from service.errors import InvalidRequest
+from service.load import WorkerLoad
 from service.orders import AttemptKey, OrderLimits
 from service.reports import decode, encode
 from tests.fakes.hash_model import VOCAB, HashRunner, hash_layout
@@ -40,6 +41,7 @@ KEY = b"0123456789abcdef0123456789abcdef"
 LEASE_MS = 3000
 TICK_S = 0.002
 GATEWAY = "gateway/1"
+TOKENS_MAX = 4096
 
 
 class _Pool:
@@ -197,14 +199,14 @@ class World:
         route = pick(
             [node.record.view() for node in self.prefills],
             [node.record.view() for node in self.decodes],
-            blocks_needed=0,
+            tokens=client.journal.length_limit(),
         )
         assert isinstance(route, Route), route
         client.attempts += 1
         client.journal.begin()
         order = client.journal.order(client.attempts, None)
-        source = next(node.record for node in self.prefills if node.record.worker_id == route.prefill_id)
-        target = next(node.record for node in self.decodes if node.record.worker_id == route.decode_id)
+        source = next(node.record for node in self.prefills if node.record.address == route.prefill)
+        target = next(node.record for node in self.decodes if node.record.address == route.decode)
         source.picked = target.picked = sum(each.attempts for each in self.clients)
         right = None
         if client.journal.remaining() > 1:
@@ -236,10 +238,10 @@ class World:
                 for client in self.clients:
                     key = AttemptKey(request_id=client.journal.wire_id, attempt=client.attempts)
                     if client.attempt is not None and client.outcome is None and report.key == key:
-                        self._hear(client, node.record.worker_id, report)
+                        self._hear(client, node.record.address, report)
 
-    def _hear(self, client, worker_id, letter):
-        batch = client.attempt.hear([Delivery(worker_id=worker_id, letter=letter)])
+    def _hear(self, client, sender, letter):
+        batch = client.attempt.hear([Delivery(sender=sender, letter=letter)])
         for token in batch.tokens:
             assert token.position == len(client.tokens), "each position once, without gap"
             client.tokens.append(token.token_id)
@@ -251,9 +253,9 @@ class World:
             client.attempt.close()
             client.attempt = None
 
-    def lose(self, client, worker_id):
+    def lose(self, client, address):
         """The gateway's stream to a worker broke, as seen by one attempt."""
-        self._hear(client, worker_id, WorkerLost(worker_id=worker_id))
+        self._hear(client, address, WorkerLost())
 
     def _prefill(self, name, blocks, budget_tokens):
         policy = PrefillPolicy(budget_tokens=budget_tokens, seats=8)
@@ -332,6 +334,7 @@ class World:
             layout_fingerprint=self.layout.fingerprint(),
             kv_endpoints=endpoints,
             block_size=self.layout.block_size,
+            max_model_len=TOKENS_MAX,
             total_blocks=blocks,
             max_num_seqs=8,
         )
@@ -340,7 +343,7 @@ class World:
             "address": name,
             "state": WorkerState.READY,
             "welcome": welcome,
-            "load": WorkerLoadStandIn(),
+            "load": WorkerLoad(free_blocks=1, total_blocks=1),
             "picked": 0,
             "attachment": wire,
             "_pool": _Pool(),
@@ -350,7 +353,7 @@ class World:
         return wire, record
 
     def _limits(self):
-        return OrderLimits(vocab_size=VOCAB, tokens_max=4096)
+        return OrderLimits(vocab_size=VOCAB, tokens_max=TOKENS_MAX)
 
     def _desk(self, identity, end):
         return TicketDesk(
@@ -360,9 +363,3 @@ class World:
             layout_fingerprint=self.layout.fingerprint(),
             block_size=self.layout.block_size,
         )
-
-
-def WorkerLoadStandIn():  # noqa: N802
-    from service.load import WorkerLoad
-
-    return WorkerLoad(free_blocks=1, total_blocks=1)

@@ -158,11 +158,12 @@ def client_of() -> Callable[..., Any]:
 
 @pytest.fixture
 def post(frontend_over: Callable[..., Frontend]) -> Callable[..., Any]:
-    """Posts JSON, or bytes as they are, to a fresh application over a source."""
+    """Posts JSON, or bytes that are said to be, to a fresh application over a source."""
 
     async def post(source: ScriptedSource, path: str, body: Any, **given: Any) -> httpx.Response:
         content = body if isinstance(body, bytes) else orjson.dumps(body)
         async with open_client(frontend_over(source)) as client:
-            return await client.post(path, content=content, **given)
+            headers = {"content-type": "application/json", **given.pop("headers", {})}
+            return await client.post(path, content=content, headers=headers, **given)
 
     return post

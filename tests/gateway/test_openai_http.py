@@ -245,7 +245,7 @@ class Leaving:
             "path": path,
             "raw_path": path.encode(),
             "query_string": b"",
-            "headers": [],
+            "headers": [(b"content-type", b"application/json")],
             "scheme": "http",
             "server": ("gateway", 80),
             "client": ("client", 1),

@@ -120,6 +120,16 @@ async def test_a_body_over_the_limit_is_refused_unread(post, scripted):
     assert response.status_code == 413 and "200000" in response.json()["error"]["message"]
 
 
+@pytest.mark.parametrize("content_type", ["text/plain", "application/x-www-form-urlencoded", ""])
+async def test_only_what_says_that_it_is_json_is_read(post, scripted, content_type):
+    """A page in a browser may send all other types to any server that the browser can reach."""
+    source = scripted()
+    headers = {"content-type": content_type}
+    response = await post(source, "/v1/completions", completion(), headers=headers)
+    assert response.status_code == 415 and "application/json" in response.json()["error"]["message"]
+    assert source.requests == []
+
+
 async def test_another_model_is_a_404(post, scripted):
     response = await post(scripted(), "/v1/completions", completion(model="other"))
     assert response.status_code == 404 and response.json()["error"]["code"] == "model_not_found"

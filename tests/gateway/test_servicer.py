@@ -17,12 +17,13 @@ from service.errors import Exhausted, Unavailable
 from service.server import bind, create_server
 
 EVENT_S = 10.0
+REQUEST_BYTES_MAX = 100_000
 METHODS = ["Generate", "GenerateStream", "Tokenize", "Detokenize", "ListModels"]
 
 
 @asynccontextmanager
 async def serving(frontend):
-    server = create_server([MalformedMessages()])
+    server = create_server([MalformedMessages(REQUEST_BYTES_MAX)])
     inference_pb2_grpc.add_InferenceServiceServicer_to_server(InferenceServicer(frontend), server)
     port = bind(server, "127.0.0.1:0")
     await server.start()
@@ -238,6 +239,17 @@ async def test_bytes_that_are_no_message_are_an_invalid_argument(frontend_over, 
         error = await refusal_of(kind(path)(garbage))
     assert error.code() is grpc.StatusCode.INVALID_ARGUMENT
     assert "DecodeError" not in error.details()
+
+
+async def test_a_request_over_the_limit_is_refused_unread_with_details(frontend_over, scripted):
+    garbage = b"\xff" * (REQUEST_BYTES_MAX + 1)
+    async with serving(frontend_over(scripted())) as channel:
+        error = await refusal_of(channel.unary_unary("/crossdock.v1.InferenceService/Generate")(garbage))
+    assert error.code() is grpc.StatusCode.RESOURCE_EXHAUSTED
+    details = details_of(error)
+    assert details[error_details_pb2.ErrorInfo].reason == "REQUEST_TOO_LARGE"
+    (violation,) = details[error_details_pb2.BadRequest].field_violations
+    assert violation.field == "request" and str(REQUEST_BYTES_MAX) in violation.description
 
 
 async def test_tokenize_and_detokenize_undo_each_other(frontend_over, scripted, tokenizer):

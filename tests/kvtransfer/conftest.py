@@ -1,9 +1,11 @@
-"""Two ends of a hand-off: over memory on a virtual clock, or over ZeroMQ with their own threads."""
+"""Two ends of a hand-off: over memory on a virtual clock, or over real transports with their own threads."""
 
 import itertools
+import os
 import queue
 import time
 from dataclasses import replace
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -11,16 +13,16 @@ import torch
 
 from engine.cache.layout import KVLayout
 from kvtransfer import events, wire
+from kvtransfer.assembly import TransportWishes, source_transport, target_transport
 from kvtransfer.greeting import BlockShape, hello
 from kvtransfer.identity import Identity
+from kvtransfer.keys import make as make_keys
 from kvtransfer.memory_transport import MemoryNetwork, deliver
 from kvtransfer.source_endpoint import TransferSource
 from kvtransfer.source_io import SourceLimits
 from kvtransfer.target_endpoint import TransferTarget
 from kvtransfer.target_io import TargetLimits
 from kvtransfer.ticket import Ticket, mint, seal
-from kvtransfer.zmq_socket import ZmqOptions
-from kvtransfer.zmq_transport import ZmqSourceTransport, ZmqTargetTransport
 
 KEY = bytes(range(32))
 SOURCE = Identity(worker_id="source-a", epoch=11)
@@ -198,20 +200,34 @@ class Recorder:
         return [type(event).__name__ for event in self.seen if event.ticket_id == ticket.ticket_id]
 
 
-class ZmqEnds:
-    """Builds sources and targets over ZeroMQ with their threads, and closes what is left."""
+class Ends:
+    """Builds sources and targets with their threads, over a transport of one kind, and closes what is left."""
 
-    def __init__(self, world: World) -> None:
+    def __init__(self, world: World, folder: Path) -> None:
         self.world = world
+        self.folder = folder
         self._closing: list[TransferSource | TransferTarget] = []
 
-    def new_target(self, *binds: str, layout=LAYOUT, identity=TARGET, emit=None, limits=None):
+    def new_target(
+        self, *binds: str, kind="tcp", layout=LAYOUT, identity=TARGET, emit=None, limits=None, keys=None
+    ):
+        """binds: instead of the one address that the kind has."""
         recorder = Recorder()
+        transport = target_transport(
+            TransportWishes(
+                block_bytes=layout.block_bytes(),
+                shared_memory=kind == "shm",
+                key_folder=keys or (self.keys() if kind == "curve" else None),
+            ),
+            identity,
+            binds or self._binds(kind),
+            os.urandom,
+        )
         target = TransferTarget(
             identity=identity,
             layout=layout,
             key=KEY,
-            transport=ZmqTargetTransport(self._options(layout), binds or ("tcp://127.0.0.1:0",)),
+            transport=transport,
             emit=emit or recorder,
             clock=time.monotonic,
             limits=limits,
@@ -220,12 +236,15 @@ class ZmqEnds:
         self._closing.append(target)
         return target, recorder
 
-    def new_source(self, layout=LAYOUT, identity=SOURCE, limits=None):
+    def new_source(self, kind="tcp", layout=LAYOUT, identity=SOURCE, limits=None, keys=None):
         recorder = Recorder()
+        wishes = TransportWishes(
+            block_bytes=layout.block_bytes(), key_folder=keys or (self.keys() if kind == "curve" else None)
+        )
         source = TransferSource(
             identity=identity,
             layout=layout,
-            transport=ZmqSourceTransport(self._options(layout)),
+            transport=source_transport(wishes, identity),
             emit=recorder,
             clock=time.monotonic,
             limits=limits or SourceLimits(connect_ms=20_000),
@@ -234,12 +253,22 @@ class ZmqEnds:
         self._closing.append(source)
         return source, recorder
 
+    def keys(self) -> Path:
+        """A folder that both ends may share."""
+        folder = self.folder / "keys"
+        if not folder.exists():
+            make_keys(folder, "source")
+            make_keys(folder, "target")
+        return folder
+
     def close(self) -> None:
         for end in self._closing:
             end.close()
 
-    def _options(self, layout) -> ZmqOptions:
-        return ZmqOptions(block_bytes=layout.block_bytes())
+    def _binds(self, kind: str) -> tuple[str, ...]:
+        if kind == "shm":
+            return ()
+        return (f"ipc://{self.folder}/kv-{next(_SERIAL)}",) if kind == "ipc" else ("tcp://127.0.0.1:0",)
 
 
 @pytest.fixture
@@ -260,7 +289,45 @@ def memory_pair(world):
 
 
 @pytest.fixture
-def zmq_ends(world):
-    ends = ZmqEnds(world)
+def ends(world, tmp_path):
+    ends = Ends(world, tmp_path)
     yield ends
     ends.close()
+
+
+@pytest.fixture
+def patient(world):
+    """On a real clock a busy machine must not end a lease."""
+    world.lease_ms = 60_000
+    return world
+
+
+@pytest.fixture
+def large():
+    """A layout whose blocks are sent without a copy: 128 KiB each."""
+    return replace(LAYOUT, layers=32, block_size=16, head_dim=32)
+
+
+def send_all(world, source, ticket, endpoints, layout, first_token=7):
+    """Open, push one by one, finish; returns the blocks."""
+    blocks = world.blocks(ticket, layout)
+    source.open(world.seal(ticket), ticket, endpoints)
+    for index, block in zip(ticket.blocks_to_send(), blocks, strict=True):
+        source.push(ticket.ticket_id, index, [memoryview(block)])
+    source.finish(ticket.ticket_id, ticket.num_tokens, first_token)
+    return blocks
+
+
+def bind_places(target, seen, ticket, layout):
+    seen.wait("Opened", ticket)
+    places = [bytearray(layout.block_bytes()) for _ in ticket.blocks_to_send()]
+    target.bind(ticket.ticket_id, [memoryview(place) for place in places])
+    return places
+
+
+def receive_all(target, seen, ticket, layout):
+    """Bind, wait for all, commit; returns the places."""
+    places = bind_places(target, seen, ticket, layout)
+    seen.wait("Received", ticket)
+    target.commit(ticket.ticket_id)
+    return places

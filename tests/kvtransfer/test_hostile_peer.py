@@ -15,7 +15,8 @@ class Intruder:
 
     def __init__(self, pair, identity=None) -> None:
         self._pair = pair
-        self._connection = pair.network.source().dial("memory", identity or pair.world.source)
+        world = pair.world
+        self._connection = pair.network.source().dial("memory", identity or world.source, world.target)
 
     def say(self, envelope, payload=None) -> None:
         self.shout(wire.encode(envelope), payload)
@@ -177,8 +178,8 @@ def test_only_the_right_block_from_the_right_peer_is_placed(world, pair):
     owner.send_block(ticket, 5, full)
     owner.send_block(ticket, 1, full[:-1])
     owner.send_block(ticket, 1, full + b"\xff")
-    owner.send_block(ticket, 1, full, digest=bytes(16))
     assert all(place == bytes(size) for place in pair.places[ticket.ticket_id])
+    owner.send_block(ticket, 1, bytes([254]) * size, digest=block_digest(full))
     owner.send_block(ticket, 1, full)
     assert pair.places[ticket.ticket_id][0] == full
     owner.send_block(ticket, 1, bytes(size))

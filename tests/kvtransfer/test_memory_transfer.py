@@ -374,3 +374,23 @@ def test_closing_both_ends_closes_every_ticket_once(world, memory_pair):
     for ticket in tickets:
         assert pair.names(pair.source_events, ticket).count("Closed") == 1
         assert pair.names(pair.target_events, ticket).count("Closed") == 1
+
+
+def test_a_ticket_that_is_expected_while_its_opening_arrives_is_known(world, memory_pair):
+    """The source is told after the target expects: by the time a thread of the target reads the opening, the
+    call is there, but the thread may have looked for calls a moment too early."""
+    pair = memory_pair()
+    ticket = world.ticket()
+    receive = pair.target._transport.receive
+
+    def expecting_at_the_last_moment():
+        arrival = receive()
+        if arrival is not None and isinstance(message_of(arrival), wire.Open) and not pair.target_events:
+            pair.expect(ticket)
+            pair.target._transport.receive = receive
+        return arrival
+
+    pair.target._transport.receive = expecting_at_the_last_moment
+    pair.send(ticket)
+    assert pair.run(lambda: "Closed" in pair.names(pair.source_events, ticket))
+    assert pair.names(pair.source_events, ticket) == ["Committed", "Closed"]

@@ -90,6 +90,12 @@ def block(index) -> wire.BlockFrame:
     return wire.BlockFrame(index=index, digest=digests()[index])
 
 
+def place(transfer, index) -> None:
+    """The block comes, and is written as it came."""
+    transfer.block(block(index), content(index), 0.0)
+    transfer.placed(block(index), digests()[index], 0.0)
+
+
 def incoming_in(world, state) -> IncomingTransfer:
     """A transfer in `state`; FILLING has one block."""
     states = incoming.State
@@ -98,10 +104,10 @@ def incoming_in(world, state) -> IncomingTransfer:
         transfer.opened(PEER, 0.0)
     if state in (states.FILLING, states.VERIFIED, states.COMMITTED):
         transfer.bind(0.0)
-        transfer.block(block(0), content(0), 0.0)
+        place(transfer, 0)
     if state in (states.VERIFIED, states.COMMITTED):
-        transfer.block(block(1), content(1), 0.0)
-        transfer.block(block(2), content(2), 0.0)
+        place(transfer, 1)
+        place(transfer, 2)
         transfer.manifest(manifest(transfer), 0.0)
     if state is states.COMMITTED:
         transfer.commit(0.0)
@@ -115,6 +121,7 @@ INCOMING_EVENTS = {
     incoming.Event.OPEN: lambda transfer: transfer.opened(PEER, 1.0),
     incoming.Event.BIND: lambda transfer: transfer.bind(1.0),
     incoming.Event.BLOCK: lambda transfer: transfer.block(block(1), content(1), 1.0),
+    incoming.Event.PLACED: lambda transfer: transfer.placed(block(1), digests()[1], 1.0),
     incoming.Event.MANIFEST: lambda transfer: transfer.manifest(manifest(transfer), 1.0),
     incoming.Event.COMMIT: lambda transfer: transfer.commit(1.0),
     incoming.Event.WITHDRAW: lambda transfer: transfer.withdraw(Reason.WITHDRAWN, 1.0),

@@ -109,6 +109,14 @@ def test_what_is_required_is_named():
     }
 
 
+def test_ways_of_blocks_besides_the_automatic_ones_are_in_the_order_given():
+    worker = [*WORKER, f"--ticket-key={KEY}"]
+    options = config.load(WorkerOptions, [*worker, "--kv-transports=nccl,auto,gloo,nccl"], {})
+    assert options.kv_backends() == ("nccl", "gloo")
+    assert config.load(WorkerOptions, worker, {}).kv_backends() == ()
+    assert mistakes(WorkerOptions, [*worker, "--kv-transports=mpi"])[0].startswith("--kv-transports")
+
+
 def test_a_variable_of_another_command_is_no_mistake():
     environ = {"CROSSDOCK_HTTP_PORT": "80", "CROSSDOCK_TICKET_KEY": KEY, "HOME": "/"}
     assert config.load(WorkerOptions, WORKER, environ).worker_id == "decode-0"

@@ -205,6 +205,21 @@ async def test_a_unix_socket_is_an_address(tmp_path):
     await server.stop(None)
 
 
+async def test_a_compressed_message_is_refused_and_never_unpacked():
+    server, slow = create_server(message_bytes_max=1000), Slow()
+    server.add_generic_rpc_handlers((slow,))
+    port = bind(server, "127.0.0.1:0")
+    await server.start()
+    slow.go.set()
+    async with open_channel(f"127.0.0.1:{port}") as channel:
+        with pytest.raises(grpc.aio.AioRpcError) as raised:
+            await channel.unary_unary("/test.Service/Slow")(
+                bytes(1_000_000), timeout=10, compression=grpc.Compression.Gzip
+            )
+    assert raised.value.code() is grpc.StatusCode.UNIMPLEMENTED
+    await server.stop(None)
+
+
 async def test_a_message_over_the_limit_is_refused():
     server, slow = create_server(message_bytes_max=1000), Slow()
     server.add_generic_rpc_handlers((slow,))

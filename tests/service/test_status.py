@@ -14,6 +14,7 @@ from service.errors import (
     InvalidRequest,
     ModelNotFound,
     ServiceError,
+    TooLarge,
     Unauthorised,
     Unavailable,
 )
@@ -91,6 +92,7 @@ async def test_every_kind_of_error_is_tried_here():
     [
         (InvalidRequest(TOP_P), grpc.StatusCode.INVALID_ARGUMENT, (400, "invalid_request_error")),
         (ModelNotFound("m"), grpc.StatusCode.NOT_FOUND, (404, "invalid_request_error")),
+        (TooLarge(TOP_P), grpc.StatusCode.RESOURCE_EXHAUSTED, (413, "invalid_request_error")),
         (Exhausted("m"), grpc.StatusCode.RESOURCE_EXHAUSTED, (429, "rate_limit_error")),
         (Unavailable("m"), grpc.StatusCode.UNAVAILABLE, (503, "service_unavailable_error")),
         (DeadlineExpired("m"), grpc.StatusCode.DEADLINE_EXCEEDED, (504, "timeout_error")),

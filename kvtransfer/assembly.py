@@ -1,0 +1,125 @@
+"""The transports of one worker, as its settings wish: shared memory, ipc and tcp under one roof.
+
+The one place that knows which transports there are. Opens sockets; starts no thread.
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from kvtransfer import keys, shm_transport
+from kvtransfer.errors import BindRefused
+from kvtransfer.identity import Identity
+from kvtransfer.joined_transport import JoinedSource, JoinedTarget, TargetWay
+from kvtransfer.shm_transport import ShmSourceTransport, ShmTargetTransport
+from kvtransfer.source_io import SourceLimits
+from kvtransfer.transport import SourceTransport, TargetTransport
+from kvtransfer.watch import Watch
+from kvtransfer.zmq_socket import ZmqOptions
+from kvtransfer.zmq_transport import ZmqSourceTransport, ZmqTargetTransport
+
+if TYPE_CHECKING:
+    from kvtransfer.dist_transport import DistOptions
+
+GROUP_CONNECT_MS = 5_000
+"""A group of NCCL takes seconds to be made, a connection some milliseconds."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TransportWishes:
+    """block_bytes: of one block. key_folder: with it, tcp is CURVE in both directions; see `keys`.
+    shared_memory: take blocks through it from sources on this host. allow_wildcard, allow_insecure: see
+    `bind_rules.BindRules`; the latter allows tcp to other machines without keys. backends: of
+    torch.distributed, tried before everything else. group_address: see `dist_group.GroupOptions`."""
+
+    block_bytes: int
+    key_folder: Path | None = None
+    shared_memory: bool = True
+    allow_wildcard: bool = False
+    allow_insecure: bool = False
+    backends: tuple[str, ...] = ()
+    group_address: str = "127.0.0.1"
+
+
+def source_limits(wishes: TransportWishes) -> SourceLimits:
+    """How patient a source must be with these transports."""
+    return SourceLimits(connect_ms=GROUP_CONNECT_MS) if wishes.backends else SourceLimits()
+
+
+def source_transport(wishes: TransportWishes, source: Identity) -> SourceTransport:
+    """Dials whatever a target offers. Raises KeysRefused, and BindRefused for a backend or its address."""
+    if wishes.backends:
+        from kvtransfer.dist_transport import DistSourceTransport
+
+        return DistSourceTransport(_dist_options(wishes), _joined_source(wishes, source))
+    return _joined_source(wishes, source)
+
+
+def target_transport(
+    wishes: TransportWishes, target: Identity, binds: Sequence[str], randomness: Callable[[int], bytes]
+) -> TargetTransport:
+    """Listens on binds, and for sources on this host; what is fastest is offered first. Raises BindRefused
+    and KeysRefused. randomness(count): that many unpredictable bytes."""
+    if wishes.backends:
+        from kvtransfer.dist_target import DistTargetTransport
+
+        return DistTargetTransport(_dist_options(wishes), _joined_target(wishes, target, binds, randomness))
+    return _joined_target(wishes, target, binds, randomness)
+
+
+def _joined_source(wishes: TransportWishes, source: Identity) -> JoinedSource:
+    ring = _key_ring(wishes, source)
+    watch = Watch()
+    over_zmq = ZmqSourceTransport(ZmqOptions(block_bytes=wishes.block_bytes), keys=ring, watch=watch)
+    return JoinedSource(
+        watch, {shm_transport.SCHEME: ShmSourceTransport(watch), "ipc": over_zmq, "tcp": over_zmq}
+    )
+
+
+def _joined_target(
+    wishes: TransportWishes, target: Identity, binds: Sequence[str], randomness: Callable[[int], bytes]
+) -> JoinedTarget:
+    ring = _key_ring(wishes, target)
+    watch = Watch()
+    ways: list[TargetWay] = []
+    over_ipc = [address for address in binds if address.startswith("ipc:")]
+    over_tcp = [address for address in binds if address not in over_ipc]
+    try:
+        if wishes.shared_memory and shm_transport.available():
+            name = f"crossdock-{target.worker_id}-{randomness(8).hex()}"
+            ways.append(ShmTargetTransport(name, wishes.block_bytes, watch))
+        if over_ipc:
+            ways.append(_zmq_target(wishes, over_ipc, None, watch))
+        if over_tcp:
+            ways.append(_zmq_target(wishes, over_tcp, ring, watch))
+    except BindRefused:
+        JoinedTarget(watch, ways).close()
+        raise
+    return JoinedTarget(watch, ways)
+
+
+def _zmq_target(
+    wishes: TransportWishes, binds: Sequence[str], ring: keys.KeyRing | None, watch: Watch
+) -> ZmqTargetTransport:
+    return ZmqTargetTransport(
+        ZmqOptions(block_bytes=wishes.block_bytes),
+        binds,
+        keys=ring,
+        allow_wildcard=wishes.allow_wildcard,
+        allow_insecure=wishes.allow_insecure,
+        watch=watch,
+    )
+
+
+def _dist_options(wishes: TransportWishes) -> "DistOptions":
+    # Imported only where it is asked for: most workers never load torch.distributed's backends.
+    from kvtransfer.dist_group import GroupOptions
+    from kvtransfer.dist_transport import DistOptions
+
+    group = GroupOptions(address=wishes.group_address, allow_remote=wishes.allow_insecure)
+    return DistOptions(backends=wishes.backends, block_bytes=wishes.block_bytes, group=group)
+
+
+def _key_ring(wishes: TransportWishes, ours: Identity) -> keys.KeyRing | None:
+    return None if wishes.key_folder is None else keys.load(wishes.key_folder, ours.worker_id)

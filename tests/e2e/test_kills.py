@@ -1,0 +1,85 @@
+"""kill -9 of workers under load: no stream notices, and nothing is left behind."""
+
+import asyncio
+import os
+import random
+import select
+import signal
+
+import grpc
+import pytest
+
+from crossdock.v1 import control_pb2, inference_pb2, inference_pb2_grpc
+from tests.e2e.conftest import running_stack, spec, stream, tokens_of
+
+TRIALS = 20
+STREAMS = 16
+NO_EOS = inference_pb2.StopConditions(ignore_eos=True)
+WITH_LOGPROBS = inference_pb2.OutputOptions(logprobs=2)
+
+
+def wanted(number):
+    """Greedy and seeded in turn; prompts of several chunks among them."""
+    dice = random.Random(number)
+    sampling = {"max_tokens": dice.randrange(8, 40)}
+    if number % 2:
+        sampling |= {"temperature": 0.8, "top_p": 0.95, "seed": number}
+    prompt = tokens_of(number, dice.choice((5, 40, 130, 400)))
+    return spec(prompt, sampling=sampling, stop=NO_EOS, output=WITH_LOGPROBS)
+
+
+SPECS = [wanted(number) for number in range(STREAMS)]
+
+
+@pytest.fixture(scope="module")
+def fragile_stack():
+    """Two workers of each role, for being killed."""
+    with running_stack("--prefill", "2", "--decode", "2", "--kv-cache-memory-bytes", "256MiB") as stack:
+        yield stack
+
+
+@pytest.mark.timeout(300)
+async def test_20_kills_under_16_streams_change_no_token_and_leave_no_block(fragile_stack):
+    async with grpc.aio.insecure_channel(fragile_stack.grpc) as channel:
+        golden = [await stream(channel, each) for each in SPECS]
+        for trial in range(TRIALS):
+            dice = random.Random(trial)
+            victim = ("decode-0", "prefill-0", "decode-1", "prefill-1")[trial % 4]
+            await ready(fragile_stack, victim.split("-")[0])
+            streams = [asyncio.create_task(stream(channel, each)) for each in SPECS]
+            await some_tokens(channel, dice.randrange(1, 12))
+            kill(fragile_stack.children()[victim])
+            answers = await asyncio.gather(*streams)
+            for answer, expected in zip(answers, golden, strict=True):
+                assert answer.token_ids == expected.token_ids, f"trial {trial}"
+                assert answer.logprobs == expected.logprobs, f"trial {trial}"
+        await ready(fragile_stack, "prefill", "decode")
+        fragile_stack.idle_ledgers()
+
+
+async def some_tokens(channel, count):
+    """Return after `count` messages of a stream that runs beside the others, and drop it."""
+    stub = inference_pb2_grpc.InferenceServiceStub(channel)
+    witness = stub.GenerateStream(inference_pb2.GenerateStreamRequest(spec=spec("Count: ", stop=NO_EOS)))
+    for _ in range(count):
+        await witness.read()
+    witness.cancel()
+
+
+def kill(pid):
+    """SIGKILL, verified."""
+    descriptor = os.pidfd_open(pid)
+    os.kill(pid, signal.SIGKILL)
+    poll = select.poll()
+    poll.register(descriptor, select.POLLIN)
+    assert poll.poll(5000), f"{pid} is still there"
+    os.close(descriptor)
+
+
+async def ready(stack, *roles):
+    """Wait until the gateway sees every worker of these roles as ready; the others may still be starting."""
+    state = control_pb2.WORKER_STATE_READY
+    while not all(
+        worker.state == state for worker in stack.status().workers if worker.worker_id.startswith(roles)
+    ):
+        await asyncio.sleep(0.05)

@@ -1,0 +1,182 @@
+"""From wishes to what the device holds, and an engine that answers."""
+
+import json
+from types import SimpleNamespace
+
+import pytest
+import torch
+from safetensors.torch import save_file
+
+from decode_worker.policy import DecodePolicy
+from engine.assembly import KV_BYTES_DEFAULT, KV_SHARE_OF_MEMORY, EngineWishes, assemble
+from engine.errors import CapacityError, ModelError
+from engine.sequence import SamplingParams, Sequence, StopRules
+
+HIDDEN, INNER, VOCAB, HEADS, KV_HEADS, HEAD_DIM, LAYERS = 16, 24, 40, 4, 2, 4, 2
+POSITIONS = 128
+BLOCK_SIZE = 4
+BLOCK_BYTES = LAYERS * 2 * BLOCK_SIZE * KV_HEADS * HEAD_DIM * 4
+GIB = 1 << 30
+CONFIG = {
+    "model_type": "llama",
+    "vocab_size": VOCAB,
+    "hidden_size": HIDDEN,
+    "intermediate_size": INNER,
+    "num_hidden_layers": LAYERS,
+    "num_attention_heads": HEADS,
+    "num_key_value_heads": KV_HEADS,
+    "max_position_embeddings": POSITIONS,
+    "rms_norm_eps": 1e-5,
+    "rope_theta": 10000.0,
+    "tie_word_embeddings": True,
+    "eos_token_id": 2,
+}
+
+
+@pytest.fixture(scope="module")
+def checkpoint(tmp_path_factory):
+    """A random Llama of some three thousand numbers."""
+    folder = tmp_path_factory.mktemp("tiny")
+    (folder / "config.json").write_text(json.dumps(CONFIG))
+    torch.manual_seed(1)
+    tensors = {
+        "model.embed_tokens.weight": torch.randn(VOCAB, HIDDEN),
+        "model.norm.weight": torch.ones(HIDDEN),
+    }
+    for layer in range(LAYERS):
+        shapes = {
+            "self_attn.q_proj": (HEADS * HEAD_DIM, HIDDEN),
+            "self_attn.k_proj": (KV_HEADS * HEAD_DIM, HIDDEN),
+            "self_attn.v_proj": (KV_HEADS * HEAD_DIM, HIDDEN),
+            "self_attn.o_proj": (HIDDEN, HEADS * HEAD_DIM),
+            "mlp.gate_proj": (INNER, HIDDEN),
+            "mlp.up_proj": (INNER, HIDDEN),
+            "mlp.down_proj": (HIDDEN, INNER),
+        }
+        for name, shape in shapes.items():
+            tensors[f"model.layers.{layer}.{name}.weight"] = torch.randn(shape) * 0.2
+        for name in ("input_layernorm", "post_attention_layernorm"):
+            tensors[f"model.layers.{layer}.{name}.weight"] = torch.ones(HIDDEN)
+    save_file(tensors, folder / "model.safetensors")
+    return folder
+
+
+@pytest.fixture
+def engine_of(checkpoint):
+    def make(memory_bytes=GIB, **wishes):
+        given = {"model": checkpoint, "dtype": torch.float32, "block_size": BLOCK_SIZE, **wishes}
+        return assemble(
+            EngineWishes(**given), DecodePolicy(budget_tokens=64, seats=8), memory_bytes=memory_bytes
+        )
+
+    return make
+
+
+@pytest.mark.parametrize(
+    ("wishes", "memory_bytes", "blocks"),
+    [
+        ({"num_blocks": 7}, GIB, 7),
+        ({"num_blocks": 7, "kv_bytes": 100 * BLOCK_BYTES}, GIB, 7),
+        ({"num_blocks": 7}, 7 * BLOCK_BYTES, 7),
+        ({"kv_bytes": 5 * BLOCK_BYTES}, GIB, 5),
+        ({"kv_bytes": 6 * BLOCK_BYTES - 1}, GIB, 5),
+        ({"kv_bytes": BLOCK_BYTES, "kv_dtype": torch.bfloat16}, GIB, 2),
+        ({}, 100 * BLOCK_BYTES, int(100 * KV_SHARE_OF_MEMORY)),
+        ({}, 2**50, KV_BYTES_DEFAULT // BLOCK_BYTES),
+    ],
+)
+def test_blocks_are_what_was_asked_for_or_a_bounded_share_of_the_memory(
+    engine_of, wishes, memory_bytes, blocks
+):
+    engine = engine_of(memory_bytes, **wishes)
+    assert engine.capacity.num_blocks == blocks
+    assert engine.core.pool.total == engine.cache.num_blocks == blocks
+    assert engine.cache.layout.block_size == BLOCK_SIZE
+
+
+@pytest.mark.parametrize(
+    ("max_model_len", "num_blocks", "expected"),
+    [
+        (None, 1000, (POSITIONS, POSITIONS)),
+        (100, 1000, (100, 100)),
+        (100, 10, (100, 40)),
+        (None, 2, (POSITIONS, 8)),
+    ],
+)
+def test_the_longest_sequence_is_bounded_by_the_model_the_operator_and_the_pool(
+    engine_of, max_model_len, num_blocks, expected
+):
+    capacity = engine_of(max_model_len=max_model_len, num_blocks=num_blocks).capacity
+    assert (capacity.max_model_len, capacity.tokens_max) == expected
+
+
+@pytest.mark.parametrize(
+    ("wishes", "memory_bytes", "said"),
+    [
+        ({"max_model_len": POSITIONS + 1}, GIB, f"max_model_len {POSITIONS + 1} .* {POSITIONS}"),
+        ({"kv_bytes": BLOCK_BYTES - 1}, GIB, f"{BLOCK_BYTES - 1} bytes .* no block of {BLOCK_BYTES}"),
+        ({}, BLOCK_BYTES, f"no block of {BLOCK_BYTES}"),
+        ({"num_blocks": 7}, 7 * BLOCK_BYTES - 1, f"{7 * BLOCK_BYTES} bytes .* {7 * BLOCK_BYTES - 1}"),
+        ({"kv_bytes": GIB + 1}, GIB, f"{GIB + 1} bytes .* {GIB}"),
+    ],
+)
+def test_what_the_device_cannot_hold_is_refused_with_the_sizes(engine_of, wishes, memory_bytes, said):
+    with pytest.raises(CapacityError, match=said) as refusal:
+        engine_of(memory_bytes, **wishes)
+    assert "\n" not in str(refusal.value)
+
+
+def test_a_model_that_is_not_there_is_a_model_error(engine_of, tmp_path):
+    with pytest.raises(ModelError):
+        engine_of(model=tmp_path / "nowhere")
+
+
+def test_flags_become_wishes():
+    flags = SimpleNamespace(
+        dtype="bfloat16",
+        kv_cache_dtype="auto",
+        threads=3,
+        max_model_len=9,
+        block_size=8,
+        num_gpu_blocks_override=5,
+        kv_cache_memory_bytes=6,
+    )
+    assert EngineWishes.of(flags, "path") == EngineWishes(
+        model="path",
+        dtype=torch.bfloat16,
+        kv_dtype=None,
+        threads=3,
+        max_model_len=9,
+        block_size=8,
+        num_blocks=5,
+        kv_bytes=6,
+    )
+
+
+def test_an_assembled_engine_answers_and_gives_back_what_it_took(engine_of):
+    engine = engine_of(num_blocks=8)
+    sequence = Sequence(
+        id=("r", 1, 0),
+        tokens=[1, 2, 3, 4, 5],
+        sampling=SamplingParams(),
+        stop=StopRules(length_limit=9),
+        arrived=0.0,
+    )
+    engine.core.submit(sequence)
+    while not engine.core.idle():
+        engine.core.step(0.0)
+    assert len(sequence.tokens) == 9 and all(0 <= token < VOCAB for token in sequence.tokens)
+    engine.core.detach(sequence.id)
+    engine.core.pool.release(sequence.table)
+    engine.core.pool.waive(sequence.credit)
+    assert engine.core.pool.available == 8
+    assert engine.config.eos_token_ids == (2,)
+
+
+def test_workers_of_the_same_model_have_the_same_fingerprint_and_others_do_not(engine_of):
+    prints = [
+        engine_of(num_blocks=2, **wishes).cache.layout.fingerprint()
+        for wishes in ({}, {"max_model_len": 50}, {"block_size": 8}, {"kv_dtype": torch.bfloat16})
+    ]
+    assert prints[0] == prints[1]
+    assert len(set(prints)) == 3

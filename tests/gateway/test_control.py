@@ -1,0 +1,216 @@
+"""What operators ask: who may, and what they hear."""
+
+import asyncio
+
+import grpc
+import pytest
+
+from crossdock.v1 import control_pb2 as pb
+from crossdock.worker.v1 import worker_pb2
+from gateway.admission import Admission
+from gateway.attach import DECODE, PREFILL
+from gateway.control import ControlServicer
+from tests.fakes.scripted_workers import ScriptedWorker, make_pool
+
+
+class Aborted(Exception):
+    pass
+
+
+class Context:
+    """One call, from this peer with this metadata."""
+
+    def __init__(self, peer="ipv4:127.0.0.1:4242", **metadata):
+        self._peer, self._metadata = peer, tuple(metadata.items())
+
+    def peer(self):
+        return self._peer
+
+    def invocation_metadata(self):
+        return self._metadata
+
+    def trailing_metadata(self):
+        return ()
+
+    async def abort(self, code, details, trailing_metadata=()):
+        raise Aborted(code, details)
+
+
+class Scene:
+    """A gateway with prefill worker p and decode worker d."""
+
+    def __init__(self, token=None, refusal=lambda welcome: None):
+        prefills = make_pool(PREFILL, ("p",), refusal=refusal)
+        decodes = make_pool(DECODE, ("d",), refusal=refusal)
+        self.p, self.d = ScriptedWorker(*prefills, PREFILL), ScriptedWorker(*decodes, DECODE)
+        self.admission = Admission(9)
+        self.control = ControlServicer(prefills, decodes, self.admission, token)
+
+    async def audit(self, **reports):
+        """An audit of the whole; each named worker answers with these counts."""
+        asked = asyncio.create_task(self.control.Audit(pb.AuditRequest(), Context()))
+        for name, fields in reports.items():
+            await self.answer(name, **fields)
+        return await asked
+
+    async def answer(self, name, **fields):
+        worker = getattr(self, name)
+        query = await worker.hear("audit")
+        worker.answer(worker_pb2.AuditReport(query_id=query.query_id, **fields))
+
+
+CALLS = {
+    "GetStatus": pb.GetStatusRequest(),
+    "Audit": pb.AuditRequest(),
+    "DrainWorker": pb.DrainWorkerRequest(worker_id="p"),
+}
+
+
+async def allowed(scene, context):
+    """Which of the calls this peer may make."""
+    able = set()
+    for name, request in CALLS.items():
+        try:
+            await getattr(scene.control, name)(request, context)
+            able.add(name)
+        except Aborted as refusal:
+            assert refusal.args[0] is grpc.StatusCode.UNAUTHENTICATED
+    return able
+
+
+@pytest.mark.parametrize(
+    ("peer", "may"),
+    [
+        ("ipv4:127.0.0.1:5", True),
+        ("ipv4:127.9.9.9:5", True),
+        ("ipv6:[::1]:5", True),
+        ("ipv6:%5B::1%5D:5", True),
+        ("unix:/run/crossdock.sock", True),
+        ("unix:", True),
+        ("ipv4:10.0.0.1:5", False),
+        ("ipv4:1.127.0.0:5", False),
+        ("ipv6:[::ffff:10.0.0.1]:5", False),
+        ("ipv6:[fe80::1]:5", False),
+        ("", False),
+    ],
+)
+async def test_without_a_token_loopback_peers_alone_may_ask(peer, may):
+    assert await allowed(Scene(), Context(peer)) == (set(CALLS) if may else set())
+
+
+@pytest.mark.parametrize(
+    ("metadata", "may"),
+    [
+        ({"authorization": "Bearer s3cret"}, True),
+        ({}, False),
+        ({"authorization": ""}, False),
+        ({"authorization": "Bearer "}, False),
+        ({"authorization": "s3cret"}, False),
+        ({"authorization": "Bearer s3cret "}, False),
+        ({"authorization": "bearer s3cret"}, False),
+        ({"authorization": "Bearer é"}, False),
+    ],
+)
+async def test_with_a_token_it_is_the_token_that_counts_and_not_the_peer(metadata, may):
+    for peer in ("ipv4:127.0.0.1:5", "ipv4:10.0.0.1:5"):
+        assert await allowed(Scene("s3cret"), Context(peer, **metadata)) == (set(CALLS) if may else set())
+
+
+async def test_the_status_shows_every_worker_and_what_it_is_said_to_do():
+    scene = Scene(refusal=lambda welcome: "too blue" if welcome.worker_id == "blue" else None)
+    scene.p.join("blue")
+    scene.d.join("dora", epoch=99)
+    scene.d.load(running_sequences=3, waiting_sequences=4, free_blocks=5, finished_sequences=6)
+    with scene.admission.enter():
+        answer = await scene.control.GetStatus(pb.GetStatusRequest(), Context())
+    first, second = answer.workers
+    assert answer.live_requests == 1
+    assert (first.worker_id, first.role, first.state, first.reason) == (
+        "blue",
+        pb.WORKER_ROLE_PREFILL,
+        pb.WORKER_STATE_REFUSED,
+        "too blue",
+    )
+    assert (second.role, second.state, second.epoch) == (pb.WORKER_ROLE_DECODE, pb.WORKER_STATE_READY, 99)
+    assert (second.running_sequences, second.waiting_sequences) == (3, 4)
+    assert (second.free_blocks, second.total_blocks, second.finished_sequences) == (5, 100, 6)
+    scene.d.record.drain()
+    scene.p.leave()
+    answer = await scene.control.GetStatus(pb.GetStatusRequest(), Context())
+    assert [worker.state for worker in answer.workers] == [
+        pb.WORKER_STATE_CONNECTING,
+        pb.WORKER_STATE_DRAINING,
+    ]
+
+
+EMPTY = {"total_blocks": 100, "free_blocks": 100}
+OWNER = worker_pb2.Owner(kind="hold", request_id="r", blocks=2)
+OWNING = {"total_blocks": 100, "free_blocks": 98, "owned_blocks": 2, "owners": [OWNER]}
+
+
+@pytest.mark.parametrize(
+    ("report", "live", "balanced"),
+    [
+        (EMPTY, 0, True),
+        (EMPTY, 1, True),
+        (OWNING, 1, True),
+        (OWNING, 0, False),
+        ({"total_blocks": 100, "free_blocks": 99, "quarantined_blocks": 1}, 0, False),
+        ({"total_blocks": 100, "free_blocks": 98, "cached_blocks": 2}, 0, True),
+        ({**OWNING, "violations": ["block 3 is in 2 places"]}, 1, False),
+    ],
+)
+async def test_the_books_balance_when_nothing_is_broken_and_an_idle_system_owns_nothing(
+    report, live, balanced
+):
+    scene = Scene()
+    scene.p.join()
+    scene.d.join()
+    if live:
+        with scene.admission.enter():
+            answer = await scene.audit(p=EMPTY, d=report)
+    else:
+        answer = await scene.audit(p=EMPTY, d=report)
+    assert answer.balanced == balanced
+    assert answer.live_requests == live
+    ledger = answer.ledgers[1]
+    assert (ledger.worker_id, ledger.role, ledger.unreachable) == ("d", pb.WORKER_ROLE_DECODE, False)
+    assert (ledger.total_blocks, ledger.free_blocks) == (100, report["free_blocks"])
+    assert (ledger.owned_blocks, ledger.cached_blocks, ledger.quarantined_blocks) == tuple(
+        report.get(name, 0) for name in ("owned_blocks", "cached_blocks", "quarantined_blocks")
+    )
+    assert list(ledger.violations) == report.get("violations", [])
+    assert [(each.kind, each.request_id, each.blocks) for each in ledger.owners] == [
+        (each.kind, each.request_id, each.blocks) for each in report.get("owners", [])
+    ]
+
+
+async def test_a_request_that_came_while_the_workers_counted_explains_what_they_own():
+    scene = Scene()
+    scene.p.join()
+    scene.d.join()
+    asked = asyncio.create_task(scene.control.Audit(pb.AuditRequest(), Context()))
+    await scene.answer("p", **EMPTY)
+    with scene.admission.enter():
+        await scene.answer("d", **OWNING)
+        answer = await asked
+    assert (answer.live_requests, answer.balanced) == (1, True)
+
+
+async def test_a_worker_that_does_not_answer_is_unreachable_and_the_books_do_not_balance():
+    scene = Scene()
+    scene.d.join()
+    answer = await scene.audit(d=EMPTY)
+    assert [ledger.unreachable for ledger in answer.ledgers] == [True, False]
+    assert not answer.balanced
+
+
+async def test_a_worker_is_drained_by_the_name_it_gave_itself():
+    scene = Scene()
+    scene.p.join("paul")
+    scene.d.join("dora")
+    await scene.control.DrainWorker(pb.DrainWorkerRequest(worker_id="dora"), Context())
+    assert (scene.p.kinds(), scene.d.kinds()) == ([], ["drain"])
+    with pytest.raises(Aborted, match="worker_id") as refusal:
+        await scene.control.DrainWorker(pb.DrainWorkerRequest(worker_id="d"), Context())
+    assert refusal.value.args[0] is grpc.StatusCode.INVALID_ARGUMENT

@@ -1,0 +1,160 @@
+"""Orders on the wire, and every rule that a worker checks again."""
+
+from dataclasses import replace
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from service.errors import InvalidRequest
+from service.orders import (
+    LOGPROBS_MAX,
+    STOP_TOKENS_MAX,
+    AttemptKey,
+    AttemptRefused,
+    OrderLimits,
+    SequenceOrder,
+    from_spec,
+    superseded,
+    to_spec,
+)
+
+LIMITS = OrderLimits(vocab_size=1000, tokens_max=20)
+ORDER = SequenceOrder(
+    key=AttemptKey(request_id="r", attempt=1),
+    choice=0,
+    token_ids=(1, 2, 3, 4),
+    prompt_tokens=3,
+    max_tokens=10,
+    min_tokens=0,
+    stop_token_ids=frozenset({7}),
+    temperature=0.5,
+    top_p=0.9,
+    top_k=5,
+    min_p=0.1,
+    seed=-1,
+    logprobs=None,
+    time_left_ms=None,
+)
+
+
+def refused_fields(limits=LIMITS, **changes):
+    with pytest.raises(InvalidRequest) as refusal:
+        from_spec(to_spec(replace(ORDER, **changes)), limits)
+    return [violation.field for violation in refusal.value.violations]
+
+
+unit = st.floats(0, 1)
+
+
+@st.composite
+def orders(draw):
+    prompt = draw(st.lists(st.integers(0, 999), min_size=1, max_size=8))
+    emitted = draw(st.lists(st.integers(0, 999), max_size=4))
+    max_tokens = draw(st.integers(len(emitted) + 1, 12))
+    return SequenceOrder(
+        key=AttemptKey(
+            request_id=draw(st.text(min_size=1, max_size=32)), attempt=draw(st.integers(1, 2**32 - 1))
+        ),
+        choice=draw(st.integers(0, 2**32 - 1)),
+        token_ids=(*prompt, *emitted),
+        prompt_tokens=len(prompt),
+        max_tokens=max_tokens,
+        min_tokens=draw(st.integers(0, max_tokens)),
+        stop_token_ids=draw(st.frozensets(st.integers(0, 999), max_size=5)),
+        temperature=draw(st.floats(0, 2)),
+        top_p=draw(st.floats(0, 1, exclude_min=True)),
+        top_k=draw(st.integers(0, 1000)),
+        min_p=draw(unit),
+        seed=draw(st.integers(-(2**63), 2**63 - 1)),
+        logprobs=draw(st.none() | st.integers(0, LOGPROBS_MAX)),
+        time_left_ms=draw(st.none() | st.integers(1, 2**63)),
+    )
+
+
+@given(orders())
+def test_an_order_that_keeps_the_rules_comes_back_as_it_was(order):
+    assert from_spec(to_spec(order), LIMITS) == order
+
+
+@pytest.mark.parametrize(
+    ("field", "values"),
+    [
+        ("temperature", [float("nan"), float("inf"), -float("inf"), -0.001, 2.001]),
+        ("top_p", [float("nan"), float("inf"), 0.0, -0.001, 1.001]),
+        ("min_p", [float("nan"), float("inf"), -0.001, 1.001]),
+        ("top_k", [1001, 2**32 - 1]),
+        ("logprobs", [LOGPROBS_MAX + 1, 2**32 - 1]),
+        ("min_tokens", [11]),
+        ("token_ids", [(1, 2, 3, 1000), (1, 2, 3, 2**32 - 1)]),
+        ("stop_token_ids", [frozenset({1000}), frozenset(range(STOP_TOKENS_MAX + 1))]),
+        ("prompt_tokens", [0, 5]),
+        ("max_tokens", [0, 1, 18]),
+        ("key", [AttemptKey(request_id="r", attempt=0)]),
+        ("key", [AttemptKey(request_id="", attempt=1), AttemptKey(request_id="é" * 65, attempt=1)]),
+    ],
+)
+def test_each_broken_rule_is_named(field, values):
+    for value in values:
+        named = "attempt" if field == "key" and value.attempt == 0 else field
+        named = "request_id" if named == "key" else named
+        assert named in refused_fields(**{field: value}), value
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"max_tokens": 17},
+        {"max_tokens": 2},
+        {"min_tokens": 10},
+        {"prompt_tokens": 4},
+        {"temperature": 0.0},
+        {"temperature": 2.0},
+        {"top_p": 1.0},
+        {"top_k": 1000},
+        {"min_p": 1.0},
+        {"logprobs": LOGPROBS_MAX},
+        {"token_ids": (999,), "prompt_tokens": 1},
+        {"stop_token_ids": frozenset(range(STOP_TOKENS_MAX))},
+        {"key": AttemptKey(request_id="é" * 64, attempt=2**32 - 1)},
+        {"key": AttemptKey(request_id="\0 \n../'\";", attempt=1)},
+    ],
+)
+def test_the_border_of_each_rule_is_inside(changes):
+    order = replace(ORDER, **changes)
+    assert from_spec(to_spec(order), LIMITS) == order
+
+
+def test_every_violation_is_named_at_once_and_none_twice_over():
+    key = AttemptKey(request_id="", attempt=0)
+    fields = refused_fields(key=key, token_ids=(), prompt_tokens=1, temperature=float("nan"), top_p=0.0)
+    assert fields == ["request_id", "attempt", "token_ids", "prompt_tokens", "temperature", "top_p"]
+
+
+def test_an_answer_for_which_no_token_is_left_to_sample_is_refused():
+    tiny = OrderLimits(vocab_size=5, tokens_max=20)
+    assert "stop_token_ids" in refused_fields(tiny, stop_token_ids=frozenset(range(5)), top_k=0)
+
+
+def test_what_is_left_of_an_answer():
+    assert (ORDER.length_limit(), ORDER.remaining()) == (13, 9)
+
+
+def key(attempt, request_id="r"):
+    return AttemptKey(request_id=request_id, attempt=attempt)
+
+
+def test_a_newer_attempt_makes_the_older_ones_of_its_request_void():
+    live = [("g", key(1)), ("g", key(2)), ("g", key(1, "other")), ("h", key(9, "third"))]
+    assert superseded("g", key(3), live) == [key(1), key(2)]
+    assert superseded("g", key(2), live) == [key(1)]
+    assert superseded("g", key(1, "new"), live) == []
+
+
+@pytest.mark.parametrize("attempt", [1, 2, 3])
+def test_an_older_attempt_or_another_gateway_makes_nothing_void(attempt):
+    with pytest.raises(AttemptRefused, match="another gateway"):
+        superseded("h", key(attempt), [("g", key(2))])
+    if attempt < 2:
+        with pytest.raises(AttemptRefused, match="newer"):
+            superseded("g", key(attempt), [("g", key(2))])

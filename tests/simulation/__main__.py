@@ -1,0 +1,77 @@
+"""make simulate N=100000 [SEED=0] [JOBS=2]: many histories, a summary, and a non-zero exit when one broke a rule."""
+
+import argparse
+import sys
+import time
+from collections import Counter
+from multiprocessing import get_context
+
+from tests.simulation import history
+
+CHUNK = 50
+FAILURES_SHOWN = 5
+
+
+def main():
+    parser = argparse.ArgumentParser(prog="simulate")
+    parser.add_argument("histories", type=int)
+    parser.add_argument("--seed", type=int, default=0, help="of the first history")
+    parser.add_argument("--jobs", type=int, default=1)
+    options = parser.parse_args()
+    started = time.perf_counter()
+    seeds = range(options.seed, options.seed + options.histories)
+    counts, failures = _run(seeds, options.jobs, started)
+    _report(counts, failures, len(seeds), time.perf_counter() - started)
+    sys.exit(1 if failures else 0)
+
+
+def _run(seeds, jobs, started):
+    counts, failures, done = Counter(), [], 0
+    chunks = [seeds[first : first + CHUNK] for first in range(0, len(seeds), CHUNK)]
+    with get_context("spawn").Pool(jobs) as pool:
+        for number, (happened, failed) in enumerate(pool.imap_unordered(_chunk, chunks), 1):
+            counts.update(happened)
+            failures += failed
+            done = min(number * CHUNK, len(seeds))
+            rate = done / (time.perf_counter() - started)
+            sys.stderr.write(f"\r{done}/{len(seeds)} histories, {rate:.0f}/s, {len(failures)} failed ")
+            sys.stderr.flush()
+    sys.stderr.write("\n")
+    return counts, failures
+
+
+def _chunk(seeds):
+    counts, failures = Counter(), []
+    for seed in seeds:
+        try:
+            counts.update(history.run(seed))
+        except history.Failed as failed:
+            counts.update(failed.counts)
+            failures.append(str(failed))
+    return counts, failures
+
+
+def _report(counts, failures, histories, seconds):
+    def grouped(prefix):
+        found = {
+            name.removeprefix(prefix): count for name, count in counts.items() if name.startswith(prefix)
+        }
+        return ", ".join(
+            f"{name} {count}" for name, count in sorted(found.items(), key=lambda each: -each[1])
+        )
+
+    for failure in failures[:FAILURES_SHOWN]:
+        print(failure, end="\n\n")
+    print(f"faults: {grouped('fault ')}")
+    print(f"attempts lost: {grouped('lost: ')}")
+    print(f"requests ended: {grouped('ended ')}")
+    names = ("attempts", "commits", "steps", "frames accepted")
+    print(", ".join(f"{name} {counts[name]}" for name in names))
+    print(
+        f"{histories} histories, {len(failures)} failed, {histories / seconds:.1f} histories/s: "
+        f"wrong commits {counts['wrong commits']}, leaks {counts['leaks']}, hangs {counts['hangs']}"
+    )
+
+
+if __name__ == "__main__":
+    main()

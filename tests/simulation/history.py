@@ -1,0 +1,77 @@
+"""One history from a seed: run, and if it fails, shortened to the few faults and requests that it takes."""
+
+from dataclasses import replace
+
+from tests.simulation.scenario import draw
+from tests.simulation.world import Violation, World
+
+TRIES_MAX = 150
+
+
+class Failed(AssertionError):
+    """A history broke a rule. Says how to run it again, and the least that makes it fail."""
+
+    def __init__(self, scenario, least, violation, counts):
+        self.counts = counts
+        faults = "\n".join(f"  {fault}" for fault in least.faults) or "  none"
+        asked = "\n".join(f"  {n}: {each}" for n, each in enumerate(least.wishes) if n not in least.absent)
+        super().__init__(
+            f"seed {scenario.seed}: {violation}\n"
+            f"make simulate N=1 SEED={scenario.seed}\n"
+            f"shortened from {len(scenario.faults)} faults to {len(least.faults)}:\n{faults}\n"
+            f"requests that it takes:\n{asked}"
+        )
+
+
+def run(seed):
+    """The counts of what happened. Raises Failed."""
+    scenario = draw(seed)
+    violation, counts = attempt(scenario)
+    if violation is None:
+        return counts
+    least = shorten(scenario, rule_of(violation))
+    again, _ = attempt(least)
+    raise Failed(scenario, least, again or violation, counts) from violation
+
+
+def attempt(scenario):
+    """(what went wrong or None, counts)."""
+    world = World(scenario)
+    try:
+        world.run()
+    except Exception as violation:
+        return violation, world.counts
+    return None, world.counts
+
+
+def rule_of(violation):
+    return violation.rule if isinstance(violation, Violation) else type(violation).__name__
+
+
+def shorten(scenario, rule):
+    """Drop faults, then requests, in ever smaller groups, as long as the same rule is broken."""
+    tries = 0
+
+    def still_fails(candidate):
+        nonlocal tries
+        tries += 1
+        violation, _ = attempt(candidate)
+        return violation is not None and rule_of(violation) == rule
+
+    def reduced(items, make):
+        kept, group = list(items), max(1, len(items) // 2)
+        while kept and tries < TRIES_MAX:
+            for start in range(0, len(kept), group):
+                fewer = kept[:start] + kept[start + group :]
+                if tries < TRIES_MAX and still_fails(make(fewer)):
+                    kept = fewer
+                    break
+            else:
+                if group == 1:
+                    break
+                group = max(1, group // 2)
+        return make(kept)
+
+    everybody = set(range(len(scenario.wishes)))
+    fewest = reduced(scenario.faults, lambda kept: replace(scenario, faults=tuple(kept)))
+    return reduced(sorted(everybody), lambda kept: replace(fewest, absent=frozenset(everybody - set(kept))))

@@ -1,0 +1,137 @@
+"""Eyes inside the state machines and the gateway's attempts: what was accepted, checked against what is true.
+
+`watching` wraps the few calls by which a message takes effect, for the length of one history.
+"""
+
+from contextlib import contextmanager
+
+from gateway.attempt import Attempt, AttemptLost
+from kvtransfer.actions import Place
+from kvtransfer.incoming import IncomingTransfer
+from kvtransfer.outgoing import OutgoingTransfer
+from kvtransfer.source_io import SourceIO
+from kvtransfer.target_io import TargetIO
+
+TAKEN_BY_TARGET = ("opened", "block", "manifest", "aborted")
+TAKEN_BY_SOURCE = ("granted", "resend", "committed", "refused")
+
+
+@contextmanager
+def watching(world):
+    """Look at everything that happens in this world."""
+    eyes = _Eyes(world)
+    wraps = [
+        (TargetIO, "_on_message", eyes.target_hears),
+        (SourceIO, "_on_message", eyes.source_hears),
+        *((IncomingTransfer, name, eyes.accepts) for name in TAKEN_BY_TARGET),
+        *((OutgoingTransfer, name, eyes.accepts) for name in TAKEN_BY_SOURCE),
+        (IncomingTransfer, "placed", eyes.verifies),
+        (Attempt, "begin", eyes.attempt_begins),
+        (Attempt, "hear", eyes.attempt_hears),
+        (Attempt, "close", eyes.attempt_closes),
+    ]
+    before = [(owner, name, owner.__dict__[name]) for owner, name, _ in wraps]
+    for owner, name, wrap in wraps:
+        setattr(owner, name, wrap(owner.__dict__[name]))
+    try:
+        yield
+    finally:
+        for owner, name, method in before:
+            setattr(owner, name, method)
+
+
+class _Eyes:
+    def __init__(self, world):
+        self._world = world
+        self._envelope = None
+        self._identities = None
+        self._verified = set()
+        self._current = {}
+
+    def target_hears(self, method):
+        def on_message(io, arrival, peer, envelope, now):
+            self._envelope = envelope
+            self._identities = (self._world.dialled_by(arrival.peer), io._identity)
+            try:
+                return method(io, arrival, peer, envelope, now)
+            finally:
+                self._envelope = None
+
+        return on_message
+
+    def source_hears(self, method):
+        def on_message(io, link, envelope, now):
+            self._envelope = envelope
+            self._identities = (io._identity, link.target)
+            try:
+                return method(io, link, envelope, now)
+            finally:
+                self._envelope = None
+
+        return on_message
+
+    def accepts(self, method):
+        def take(transfer, *args):
+            actions = method(transfer, *args)
+            if self._envelope is not None:
+                self._require_fenced(transfer.ticket)
+                self._require_unverified(transfer.ticket, actions)
+            return actions
+
+        return take
+
+    def _require_fenced(self, ticket):
+        """I4: the frame is of this attempt, this start of the source and this start of the target."""
+        envelope, world = self._envelope, self._world
+        world.counts["frames accepted"] += 1
+        said = (envelope.ticket_id, envelope.attempt, envelope.source_epoch, envelope.target_epoch)
+        if said != (ticket.ticket_id, ticket.attempt, ticket.source_epoch, ticket.target_epoch):
+            world.fail("I4", f"a frame of {said} was accepted for {ticket}")
+        if self._identities != (ticket.source(), ticket.target()):
+            world.fail("I4", f"a frame between {self._identities} was accepted for {ticket}")
+
+    def verifies(self, method):
+        def placed(transfer, frame, digest, now):
+            if digest == frame.digest:
+                self._verified.add((transfer.ticket.ticket_id, frame.index))
+            return method(transfer, frame, digest, now)
+
+        return placed
+
+    def _require_unverified(self, ticket, actions):
+        """I3: a block that was verified is never written again."""
+        for action in actions:
+            if isinstance(action, Place) and (ticket.ticket_id, action.frame.index) in self._verified:
+                self._world.fail("I3", f"verified block {action.frame.index} of {ticket} is overwritten")
+
+    def attempt_begins(self, method):
+        def begin(attempt):
+            key = attempt._order.key
+            live = self._current.get(key.request_id)
+            if live is not None:
+                self._world.fail("I5", f"{key} begins beside {live}")
+            self._current[key.request_id] = key
+            self._world.counts["attempts"] += 1
+            self._world.attempted(key, attempt._journal.request.id)
+            return method(attempt)
+
+        return begin
+
+    def attempt_hears(self, method):
+        def hear(attempt, deliveries):
+            for delivery in deliveries:
+                said = getattr(delivery.letter, "key", attempt._order.key)
+                if said != attempt._order.key or self._current.get(said.request_id) != said:
+                    self._world.fail("I5", f"{attempt._order.key} hears {delivery}")
+            return method(attempt, deliveries)
+
+        return hear
+
+    def attempt_closes(self, method):
+        def close(attempt):
+            self._current.pop(attempt._order.key.request_id, None)
+            if isinstance(attempt.failure, AttemptLost):
+                self._world.counts[f"lost: {str(attempt.failure).partition(': ')[2] or 'worker lost'}"] += 1
+            return method(attempt)
+
+        return close

@@ -1,0 +1,337 @@
+"""The processes of a history: workers of both roles and gateways, wired as `commands.worker` and `gateway.gateway`
+wire them, over a virtual loop, a virtual clock and the simulated networks.
+"""
+
+from contextlib import aclosing
+from functools import partial
+
+from crossdock.worker.v1 import worker_pb2 as pb
+from decode_worker.policy import DecodePolicy
+from decode_worker.servicer import DecodeServicer
+from decode_worker.worker import DecodeWorker
+from engine.cache.kv_cache import KVCache
+from engine.core import EngineCore
+from engine.loop import EngineLoop, InboxFull
+from engine.sampling import Sampler
+from gateway.admission import Admission
+from gateway.attach import Dialect, make_hello
+from gateway.orchestrator import Orchestrator
+from gateway.worker_pool import WorkerPool
+from kvtransfer.desk import End, TicketDesk
+from kvtransfer.errors import TicketRefused
+from kvtransfer.identity import Identity
+from kvtransfer.source_io import SourceLimits
+from kvtransfer.target_io import TargetLimits
+from prefill_worker.policy import PrefillPolicy
+from prefill_worker.servicer import PrefillServicer
+from prefill_worker.worker import PrefillWorker
+from service.errors import InvalidRequest, ServiceError
+from service.orders import OrderLimits
+from service.reports import EndCause
+from service.worker_rim import Host, WorkerRim
+from tests.fakes.hash_model import VOCAB
+from tests.simulation.agenda import Process, Thread
+from tests.simulation.data_network import SourceSide, TargetSide
+from tests.simulation.streams import Aborted, Channel, Context
+from tests.simulation.virtual_loop import VirtualLoop
+from tests.simulation.watched import WatchedPool, WatchedRunner, WatchedSource, WatchedTarget
+
+KEY = b"0123456789abcdef0123456789abcdef"
+TOKENS_MAX = 4096
+ACTIONS_MAX = 65_536
+REFUSALS = {
+    InvalidRequest: EndCause.INVALID,
+    TicketRefused: EndCause.TICKET_REFUSED,
+    InboxFull: EndCause.EXHAUSTED,
+}
+
+
+class Looped(Process):
+    """A process with an event loop and streams that lead to it."""
+
+    def __init__(self, world, name, **pace):
+        super().__init__(world, name, **pace)
+        self.pipes = []
+        self.loop_thread = Thread(self, self._loop_turn)
+        self.loop = VirtualLoop(self.clock, self.loop_thread.wake, self._on_crash)
+        self.epoch = world.dice.getrandbits(63)
+
+    def end(self):
+        """The process is no more: nothing that it still does has an effect."""
+        self.alive = False
+        self.loop.end()
+
+    def _loop_turn(self):
+        now = self.agenda.now
+        self.pipes = [pipe for pipe in self.pipes if pipe.arrive(now)]
+        pause_s = self.loop.turn()
+        for pipe in self.pipes:
+            arrival = pipe.next_arrival()
+            if arrival is not None:
+                self.loop_thread.wake(arrival)
+        return pause_s
+
+    def spawn(self, coroutine):
+        """Run a coroutine; if it fails, the history fails."""
+        task = self.loop.create_task(coroutine)
+        task.add_done_callback(self._done)
+        self.loop_thread.wake()
+        return task
+
+    def _done(self, task):
+        if not task.cancelled() and task.exception() is not None:
+            self._on_crash({"exception": task.exception()})
+
+    def _on_crash(self, context):
+        if self.alive:
+            self.world.crashed(context.get("exception") or AssertionError(context["message"]))
+
+
+class WorkerProcess(Looped):
+    """blocks: of its pool. What is particular about a role is in the two classes below."""
+
+    end_of_ticket: End
+    response: type
+    servicer_type: type
+    limits: object
+
+    def __init__(self, world, name, blocks, **pace):
+        super().__init__(world, name, **pace)
+        self.layout = world.layout
+        self.identity = Identity(worker_id=name, epoch=self.epoch)
+        self.transfers = Thread(self, self._transfer_turn)
+        self.stepping = Thread(self, self._step_turn)
+        self.cache = KVCache(self.layout, blocks)
+        self.pool = WatchedPool(blocks, self.cache, self)
+        self.policy = self.make_policy()
+        self.core = EngineCore(
+            pool=self.pool,
+            block_size=self.layout.block_size,
+            runner=WatchedRunner(self.cache, self.pool, self),
+            sampler=Sampler(),
+            policy=self.policy,
+        )
+        self.rim = WorkerRim(self.response, self.loop)
+        self.endpoint = self.make_endpoint()
+        self.worker = self.make_worker(queue_requests_max=world.scenario.queue_requests_max)
+        self.engine_loop = EngineLoop(
+            self.core,
+            clock=self.clock,
+            on_step=self.worker.on_step,
+            on_turn=lambda steps: self.rim.flush(self.worker.load(steps)),
+            on_crash=lambda crash: None,
+            inbox_actions_max=ACTIONS_MAX,
+        )
+        self.host = Host(
+            worker=self.worker,
+            welcome=self._welcome(),
+            post=partial(self._post, self.engine_loop.post),
+            insist=self.insist,
+            refusals=REFUSALS,
+        )
+        limits = OrderLimits(vocab_size=VOCAB, tokens_max=blocks * self.layout.block_size)
+        self.servicer = self.servicer_type(self.rim, self.host, self.worker, limits, self._desk())
+        self.spawn(self.rim.report_load())
+        self.transfers.wake()
+
+    def insist(self, action):
+        self._post(self.engine_loop.insist, action)
+
+    def on_transfer(self, event):
+        self.insist(partial(self.worker.on_transfer, event))
+
+    def serve(self, stream):
+        """A gateway's call has come."""
+        stream.handler = self.loop.create_task(self.servicer.Attach(stream.up, Context(stream)))
+        stream.handler.add_done_callback(partial(self._served, stream))
+
+    def end(self):
+        super().end()
+        self.endpoint.close()
+
+    def left(self):
+        """What is still here of any request."""
+        load, ledger = self.worker.load(0), self.worker.ledger()
+        left = {
+            "blocks": [(each.owner, each.blocks) for each in ledger.owners],
+            "promised": ledger.promised,
+            "sequences": load.running_sequences + load.waiting_sequences,
+            "transfers": len(self.endpoint.open_tickets),
+        }
+        return {what: much for what, much in left.items() if much}
+
+    def _served(self, stream, handler):
+        stream.down.end()
+        if handler.cancelled() or not isinstance(handler.exception(), Aborted):
+            self._done(handler)
+
+    def _post(self, post, action):
+        post(action)
+        self.stepping.wake()
+
+    def _step_turn(self):
+        self.engine_loop.turn()
+        self.world.check(self)
+        return 0.0 if self.engine_loop.due() else None
+
+    def _transfer_turn(self):
+        self.endpoint.turn(0)
+        return self.endpoint.patience_s()
+
+    def _desk(self):
+        return TicketDesk(
+            key=KEY,
+            identity=self.identity,
+            end=self.end_of_ticket,
+            layout_fingerprint=self.layout.fingerprint(),
+            block_size=self.layout.block_size,
+        )
+
+    def _welcome(self):
+        return pb.Welcome(
+            protocol_version=1,
+            worker_id=self.name,
+            epoch=self.epoch,
+            layout_fingerprint=self.layout.fingerprint(),
+            kv_endpoints=self.kv_endpoints(),
+            vocab_size=VOCAB,
+            block_size=self.layout.block_size,
+            max_model_len=TOKENS_MAX,
+            total_blocks=self.pool.total,
+            max_num_seqs=self.policy.seats,
+        )
+
+
+class PrefillProcess(WorkerProcess):
+    end_of_ticket = End.SOURCE
+    response = pb.PrefillServiceAttachResponse
+    servicer_type = PrefillServicer
+
+    def make_policy(self):
+        scenario = self.world.scenario
+        return PrefillPolicy(budget_tokens=scenario.budget_tokens, seats=scenario.seats)
+
+    def make_endpoint(self):
+        return WatchedSource(
+            self,
+            identity=self.identity,
+            layout=self.layout,
+            transport=SourceSide(self.world.network, self),
+            emit=self.on_transfer,
+            clock=self.clock,
+            limits=SourceLimits(connect_ms=self.world.scenario.connect_ms),
+        )
+
+    def make_worker(self, **limits):
+        return PrefillWorker(
+            core=self.core,
+            cache=self.cache,
+            source=self.endpoint,
+            tell=self.rim.tell,
+            clock=self.clock,
+            **limits,
+        )
+
+    def kv_endpoints(self):
+        return ()
+
+
+class DecodeProcess(WorkerProcess):
+    end_of_ticket = End.TARGET
+    response = pb.DecodeServiceAttachResponse
+    servicer_type = DecodeServicer
+
+    def make_policy(self):
+        return DecodePolicy(budget_tokens=64, seats=self.world.scenario.seats)
+
+    def make_endpoint(self):
+        window_bytes = self.world.scenario.window_blocks * self.layout.block_bytes()
+        return WatchedTarget(
+            self,
+            identity=self.identity,
+            layout=self.layout,
+            key=KEY,
+            transport=TargetSide(self.world.network, self, self.name),
+            emit=self.on_transfer,
+            clock=self.clock,
+            limits=TargetLimits(window_bytes=window_bytes),
+        )
+
+    def make_worker(self, **limits):
+        return DecodeWorker(
+            core=self.core,
+            policy=self.policy,
+            cache=self.cache,
+            target=self.endpoint,
+            vocab_size=VOCAB,
+            tell=self.rim.tell,
+            clock=self.clock,
+            **limits,
+        )
+
+    def kv_endpoints(self):
+        return self.endpoint.endpoints()
+
+
+class GatewayProcess(Looped):
+    """prefills, decodes: names of the workers it attaches to."""
+
+    def __init__(self, world, name, prefills, decodes, **pace):
+        super().__init__(world, name, **pace)
+        hello = make_hello(name, self.epoch)
+        self.prefills = self._pool(prefills, pb.PrefillServiceAttachRequest, hello)
+        self.decodes = self._pool(decodes, pb.DecodeServiceAttachRequest, hello)
+        self.admission = Admission(1000)
+        self.orchestrator = Orchestrator(
+            prefills=self.prefills,
+            decodes=self.decodes,
+            admission=self.admission,
+            ticket_key=KEY,
+            gateway_epoch=self.epoch,
+            randomness=world.dice.randbytes,
+            clock=self.clock,
+            lease_ms=world.scenario.lease_ms,
+        )
+        self.spawn(self.prefills.run())
+        self.spawn(self.decodes.run())
+
+    def ready(self):
+        return self.prefills.all_ready() and self.decodes.all_ready()
+
+    def submit(self, client):
+        """Serve a client; its fate is written down there."""
+        client.task = self.spawn(self._serve(client))
+        client.task.add_done_callback(lambda task: client.end("cancelled") if task.cancelled() else None)
+
+    def cancel(self, client):
+        client.task.cancel()
+        self.loop_thread.wake()
+
+    def bookings(self):
+        """Requests that it still serves, as its own books have it."""
+        workers = (*self.prefills.views(), *self.decodes.views())
+        booked = {view.address: view.sequences for view in workers if view.sequences}
+        return {**booked, "live": self.admission.live} if booked or self.admission.live else {}
+
+    async def _serve(self, client):
+        try:
+            async with aclosing(self.orchestrator.run(client.request(self.clock()))) as batches:
+                async for batch in batches:
+                    client.take(batch)
+        except ServiceError as error:
+            client.end(type(error).__name__, error.message)
+
+    def _pool(self, addresses, request, hello):
+        dialect = Dialect(
+            request=request,
+            open_stream=lambda channel, requests: channel.attach(requests),
+            open_channel=lambda address: Channel(
+                self.world.streams, self, partial(self.world.listening, address)
+            ),
+        )
+        return WorkerPool(
+            addresses, dialect, hello, refusal=lambda welcome: None, on_change=self._workers_changed
+        )
+
+    def _workers_changed(self):
+        self.orchestrator.workers_changed()

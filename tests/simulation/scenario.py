@@ -1,0 +1,138 @@
+"""From a seed to everything that a history is made of, except the order of its events."""
+
+import random
+from dataclasses import dataclass, field
+
+from tests.fakes.hash_model import VOCAB
+from tests.simulation.faults import Fault, draw_faults
+
+BLOCK = 4
+STARTED_S = 0.5
+"""By now every gateway has found every worker."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Wish:
+    """What one client asks. deadline_s: from its start, on the gateway's clock."""
+
+    gateway: str
+    at: float
+    prompt: tuple[int, ...]
+    max_tokens: int
+    min_tokens: int = 0
+    stop: frozenset[int] = frozenset()
+    temperature: float = 0.0
+    top_p: float = 1.0
+    top_k: int = 0
+    seed: int = 0
+    deadline_s: float | None = None
+
+    def tokens(self):
+        return len(self.prompt) + self.max_tokens
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Scenario:
+    """blocks: of each worker, by name. rates: how fast each process's clock goes. lags_s: how long each process's
+    threads take to wake up. absent: numbers of the wishes that nobody has after all."""
+
+    seed: int
+    blocks: dict[str, int]
+    gateways: tuple[str, ...]
+    rates: dict[str, float]
+    lags_s: dict[str, float]
+    wishes: tuple[Wish, ...]
+    faults: tuple[Fault, ...] = ()
+    absent: frozenset[int] = frozenset()
+    budget_tokens: int = 7
+    seats: int = 8
+    queue_requests_max: int = 100
+    window_blocks: int = 64
+    capacity_packets: int = 16
+    lease_ms: int = 1000
+    connect_ms: int = 300
+    data_latency_s: float = 0.0002
+    stream_latency_s: float = 0.0003
+
+    def prefills(self):
+        return tuple(name for name in self.blocks if name.startswith("p"))
+
+    def decodes(self):
+        return tuple(name for name in self.blocks if name.startswith("d"))
+
+    def processes(self):
+        return (*self.blocks, *self.gateways)
+
+
+def quiet(wishes, *, prefills=1, decodes=1, blocks=64, seed=0, **changes):
+    """A scenario without faults, skew or haste, for a scene that a test sets itself."""
+    names = [*(f"p{n}" for n in range(prefills)), *(f"d{n}" for n in range(decodes))]
+    everybody = [*names, "g0"]
+    return Scenario(
+        seed=seed,
+        blocks=dict.fromkeys(names, blocks),
+        gateways=("g0",),
+        rates=dict.fromkeys(everybody, 1.0),
+        lags_s=dict.fromkeys(everybody, 0.0002),
+        wishes=tuple(wishes),
+        **changes,
+    )
+
+
+def draw(seed):
+    """The scenario of a seed."""
+    dice = random.Random(f"scenario {seed}")
+    gateways = tuple(f"g{n}" for n in range(dice.choice((1, 1, 2))))
+    names = [f"{role}{n}" for role in "pd" for n in range(dice.choice((1, 1, 2, 2, 3)))]
+    spread_s = dice.choice((0.0, 0.02, 0.2, 2.0))
+    wishes = tuple(_wish(dice, dice.choice(gateways), spread_s) for _ in range(dice.randint(4, 12)))
+    everybody = (*names, *gateways)
+    skewed, slow = dice.random() < 0.5, dice.random() < 0.4
+    scenario = Scenario(
+        seed=seed,
+        blocks={name: _blocks(dice, wishes) for name in names},
+        gateways=gateways,
+        rates={name: dice.uniform(0.9, 1.1) if skewed else 1.0 for name in everybody},
+        lags_s={name: _lag_s(dice, slow) for name in everybody},
+        wishes=wishes,
+        budget_tokens=dice.choice((1, 2, 3, 5, 7, 16, 64)),
+        seats=dice.choice((1, 2, 4, 8, 8)),
+        queue_requests_max=dice.choice((2, 100, 100, 100, 100)),
+        window_blocks=dice.choice((1, 2, 3, 64)),
+        capacity_packets=dice.choice((1, 2, 4, 16)),
+        lease_ms=dice.choice((300, 1000, 1000, 3000)),
+        connect_ms=dice.choice((300, 1000)),
+        data_latency_s=dice.choice((0.00002, 0.0002, 0.002, 0.02)),
+        stream_latency_s=dice.choice((0.0001, 0.0003, 0.003, 0.03)),
+    )
+    return draw_faults(dice, scenario)
+
+
+def _wish(dice, gateway, spread_s):
+    prompt = tuple(dice.randrange(VOCAB) for _ in range(dice.choice((1, 3, 4, 5, dice.randint(1, 30)))))
+    max_tokens = dice.choice((1, 2, dice.randint(1, 14), dice.randint(1, 14)))
+    stops = frozenset(dice.sample(range(VOCAB), 12)) if dice.random() < 0.25 else frozenset()
+    sampled = dice.random() < 0.4
+    return Wish(
+        gateway=gateway,
+        at=STARTED_S + dice.random() * spread_s,
+        prompt=prompt,
+        max_tokens=max_tokens,
+        min_tokens=dice.randint(0, max_tokens) if stops else 0,
+        stop=stops,
+        temperature=dice.choice((0.3, 1.0)) if sampled else 0.0,
+        top_p=dice.choice((0.7, 1.0)) if sampled else 1.0,
+        top_k=dice.choice((0, 2)) if sampled else 0,
+        seed=dice.getrandbits(62) if sampled else 0,
+        deadline_s=dice.choice((0.02, 0.2, 1.0, 8.0)) if dice.random() < 0.15 else None,
+    )
+
+
+def _blocks(dice, wishes):
+    """From just enough for the largest request up to ample."""
+    largest = max(-(-wish.tokens() // BLOCK) for wish in wishes)
+    return int(largest * dice.choice((1, 1.5, 1.5, 2, 3, 6)))
+
+
+def _lag_s(dice, slow):
+    return dice.choice((0.00005, 0.0002, 0.005, 0.03)) if slow else 0.0001

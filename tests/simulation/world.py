@@ -1,0 +1,306 @@
+"""One history: processes, networks, clients and faults on one clock, in an order that follows from the seed alone."""
+
+import random
+from collections import Counter
+
+from gateway.request import Request, Sampling, Stop
+from tests.fakes.hash_model import POSITION_BYTES, hash_layout
+from tests.simulation import oracle
+from tests.simulation.agenda import Agenda
+from tests.simulation.data_network import DataNetwork
+from tests.simulation.invariants import watching
+from tests.simulation.nemesis import Nemesis
+from tests.simulation.processes import DecodeProcess, GatewayProcess, PrefillProcess
+from tests.simulation.scenario import BLOCK
+from tests.simulation.streams import Streams
+
+LOOK_S = 0.2
+ALL_ENDED_WITHIN_S = 120.0
+RECOUNT_SHARE = 0.06
+
+
+class Violation(AssertionError):
+    """rule: the number of the invariant in the design."""
+
+    def __init__(self, rule, what):
+        super().__init__(f"{rule}: {what}")
+        self.rule = rule
+
+
+class Client:
+    """One request and what became of it. outcome: stop, length, cancelled, broken, or the name of a service error."""
+
+    def __init__(self, world, number, wish):
+        self.number = number
+        self.wish = wish
+        self.tokens = []
+        self.outcome = None
+        self.detail = ""
+        self.task = None
+        self.gateway = None
+        self.wire_id = None
+        self.attempts = 0
+        self.answer = oracle.answer(
+            wish.prompt,
+            max_tokens=wish.max_tokens,
+            min_tokens=wish.min_tokens,
+            stop=wish.stop,
+            temperature=wish.temperature,
+            top_p=wish.top_p,
+            top_k=wish.top_k,
+            seed=wish.seed,
+        )
+        self._world = world
+        self._deadline = None
+
+    def request(self, now):
+        wish = self.wish
+        self._deadline = None if wish.deadline_s is None else now + wish.deadline_s
+        return Request(
+            id=str(self.number),
+            model="hash",
+            prompt_token_ids=wish.prompt,
+            sampling=Sampling(
+                temperature=wish.temperature,
+                top_p=wish.top_p,
+                top_k=wish.top_k,
+                min_p=0.0,
+                seed=wish.seed,
+                logprobs=None,
+            ),
+            stop=Stop(
+                max_tokens=wish.max_tokens,
+                min_tokens=wish.min_tokens,
+                token_ids=wish.stop,
+                strings=(),
+                include_string=False,
+            ),
+            include_special_tokens=False,
+            deadline=self._deadline,
+        )
+
+    def take(self, batch):
+        """I6, I7: the next positions of the right answer, and nothing after its end."""
+        fail = self._world.fail
+        if self.outcome is not None:
+            fail("I8", f"request {self.number} is told more after {self.outcome}")
+        for token in batch.tokens:
+            if token.position != len(self.tokens):
+                fail("I6", f"request {self.number} is told position {token.position} at {len(self.tokens)}")
+            self.tokens.append(token.token_id)
+        right = self.answer.tokens[: len(self.tokens)]
+        if tuple(self.tokens) != right:
+            fail("I7", f"request {self.number} is told {self.tokens}, not {right}")
+        if batch.end is not None:
+            self.end(batch.end.name.lower())
+
+    def end(self, outcome, detail=""):
+        if self.outcome == "broken":
+            return
+        if self.outcome is not None:
+            self._world.fail("I8", f"request {self.number} ends {outcome} after {self.outcome}")
+        self.outcome, self.detail = outcome, detail
+        self._world.ended(self)
+
+    def check_end(self):
+        """The outcome is one that this request may have."""
+        fail, faults = self._world.fail, self._world.scenario.faults
+        if self.outcome in ("stop", "length"):
+            if (tuple(self.tokens), self.outcome) != (self.answer.tokens, self.answer.end):
+                fail("I7", f"request {self.number} ends {self.outcome} with {self.tokens}, not {self.answer}")
+        elif self.outcome == "DeadlineExpired":
+            if self._deadline is None or self.gateway.clock() < self._deadline - 0.01:
+                fail("I8", f"request {self.number} is too late for a deadline of {self.wish.deadline_s} s")
+        elif self.outcome == "Exhausted":
+            if self._world.scenario.queue_requests_max > len(self._world.clients):
+                fail("I8", f"request {self.number} is refused by a queue with room")
+        elif self.outcome == "Unavailable":
+            if not faults:
+                fail("I8", f"request {self.number} is not served: {self.detail}")
+        elif self.outcome not in ("cancelled", "broken"):
+            fail("I8", f"request {self.number} ends with {self.outcome}: {self.detail}")
+
+
+class World:
+    def __init__(self, scenario):
+        self.scenario = scenario
+        self.dice = random.Random(f"order {scenario.seed}")
+        self.agenda = Agenda()
+        self.counts = Counter()
+        self.failure = None
+        self.layout = hash_layout(BLOCK)
+        self.streams = Streams(self.agenda, self.dice, scenario.stream_latency_s)
+        self.nemesis = Nemesis(self)
+        self.network = DataNetwork(
+            self.agenda,
+            self.dice,
+            self.nemesis.script,
+            latency_s=scenario.data_latency_s,
+            capacity_packets=scenario.capacity_packets,
+        )
+        self.processes = {}
+        self.clients = [Client(self, number, wish) for number, wish in enumerate(scenario.wishes)]
+        self.present = [client for client in self.clients if client.number not in scenario.absent]
+        self._by_wire_id = {}
+        self._commits = set()
+        self._last_end = 0.0
+
+    def run(self):
+        """From the first start to the end of all things. Raises Violation."""
+        with watching(self):
+            try:
+                for name in self.scenario.processes():
+                    self.start(name)
+                for client in self.present:
+                    self.agenda.at(client.wish.at, lambda client=client: self._submit(client))
+                self._go_on()
+            finally:
+                for process in self.processes.values():
+                    process.end()
+        return self.counts
+
+    def start(self, name):
+        """A process starts, at the same address as the one before it."""
+        scenario = self.scenario
+        pace = {"rate": scenario.rates[name], "lag_s": scenario.lags_s[name]}
+        if name in scenario.gateways:
+            process = GatewayProcess(self, name, scenario.prefills(), scenario.decodes(), **pace)
+        else:
+            kind = PrefillProcess if name in scenario.prefills() else DecodeProcess
+            process = kind(self, name, scenario.blocks[name], **pace)
+        self.processes[name] = process
+
+    def alive(self, name):
+        """The process of this name, or None."""
+        return self.processes.get(name)
+
+    listening = alive
+
+    def kill(self, name, *, stream_notice_s, data_notice_s):
+        process = self.processes.pop(name)
+        for client in self.clients:
+            if client.gateway is process and client.outcome is None:
+                client.outcome = "broken"
+                self.ended(client)
+        for stream in self.streams.of(process):
+            self.streams.cut(stream, stream_notice_s, stream_notice_s)
+        process.end()
+        self.network.bury(process, data_notice_s)
+
+    def cancel(self, number):
+        """A client goes away; False when it has its answer already."""
+        client = self.clients[number]
+        if client.task is None or client.outcome is not None:
+            return False
+        client.gateway.cancel(client)
+        return True
+
+    def fail(self, rule, what):
+        """Raises Violation, and keeps it in case that somebody catches it."""
+        violation = Violation(rule, what)
+        self.failure = self.failure or violation
+        raise violation
+
+    def crashed(self, error):
+        """Something that nothing should raise was raised where nobody hears it."""
+        self.failure = self.failure or error
+
+    def check(self, worker):
+        """I1, I2, I14: cheap each time, and now and then a full recount."""
+        if self.dice.random() < RECOUNT_SHARE:
+            self._recount(worker)
+
+    def dialled_by(self, peer):
+        """Who really is at the other end of a connection."""
+        return self.network.dialled[peer]
+
+    def attempted(self, key, request_id):
+        client = self.clients[int(request_id)]
+        client.wire_id = key.request_id
+        client.attempts += 1
+        if key.attempt != client.attempts:
+            self.fail("I5", f"attempt {client.attempts} of request {request_id} is called {key}")
+        self._by_wire_id[key.request_id] = client
+
+    def committed(self, worker, ticket, first_token, kv):
+        """I5, I7: one commit for each attempt, and of the right bytes."""
+        self.counts["commits"] += 1
+        attempt = (ticket.request_id, ticket.attempt)
+        if attempt in self._commits:
+            self.fail("I5", f"{attempt} is committed twice")
+        self._commits.add(attempt)
+        client = self._by_wire_id[ticket.request_id]
+        answer, prompt = client.answer, len(client.wish.prompt)
+        sent = ticket.num_tokens * POSITION_BYTES
+        if kv[:sent] != answer.kv[:sent] or first_token != answer.tokens[ticket.num_tokens - prompt]:
+            self.counts["wrong commits"] += 1
+            self.fail("I7", f"{worker.name} commits wrong KV for request {client.number}")
+
+    def ended(self, client):
+        self._last_end = self.agenda.now
+        self.counts[f"ended {client.outcome}"] += 1
+
+    def _submit(self, client):
+        gateway = self.processes.get(client.wish.gateway)
+        if gateway is None:
+            client.end("broken")
+        else:
+            client.gateway = gateway
+            gateway.submit(client)
+
+    def _go_on(self):
+        look_at = LOOK_S
+        quiet_from = max(self.nemesis.over_at, *(client.wish.at for client in self.present))
+        while True:
+            if not self.agenda.step():
+                self.fail("I11", "nothing will ever happen again")
+            if self.failure is not None:
+                raise self.failure
+            if self.agenda.now >= look_at:
+                look_at = self.agenda.now + LOOK_S
+                if self.agenda.now > quiet_from and self._all_over():
+                    return
+                if self.agenda.now > quiet_from + ALL_ENDED_WITHIN_S:
+                    self._fail_hanging()
+
+    def _all_over(self):
+        """Everybody has an answer, and nobody owns or books anything."""
+        if any(client.outcome is None for client in self.present) or self._owing():
+            return False
+        for client in self.present:
+            client.check_end()
+        for process in self.processes.values():
+            if process.name not in self.scenario.gateways:
+                self._recount(process)
+        return True
+
+    def _owing(self):
+        """What is left of the requests, by process."""
+        owing = {}
+        for name, process in self.processes.items():
+            if name in self.scenario.gateways:
+                left = process.bookings()
+            else:
+                left = process.left()
+            if left:
+                owing[name] = left
+        return owing
+
+    def _fail_hanging(self):
+        waiting = [client.number for client in self.present if client.outcome is None]
+        if waiting:
+            self.counts["hangs"] += 1
+            self.fail("I12", f"requests {waiting} do not end; owing: {self._owing()}")
+        self.counts["leaks"] += 1
+        self.fail("I9", f"all requests have ended, and still {self._owing()}")
+
+    def _recount(self, worker):
+        ledger = worker.worker.ledger()
+        whole = ledger.free + ledger.cached + ledger.owned + ledger.quarantined
+        if ledger.violations or whole != ledger.total:
+            self.fail("I1", f"{worker.name}: {ledger}")
+        if ledger.owned != sum(owner is not None for owner in worker.pool.owners):
+            self.fail("I2", f"{worker.name}: {ledger} and {worker.pool.owners}")
+        load = worker.worker.load(0)
+        if (load.free_blocks, load.total_blocks) != (ledger.free - ledger.promised, ledger.total):
+            self.fail("I14", f"{worker.name} reports {load} and has {ledger}")

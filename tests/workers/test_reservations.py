@@ -1,0 +1,126 @@
+"""A right to blocks through all its states: every event, and the ledger after each."""
+
+import itertools
+
+import pytest
+
+from decode_worker.reservations import (
+    RESERVATION_TRANSITIONS,
+    Reservation,
+    ReservationEvent,
+    Reservations,
+    ReservationState,
+)
+from engine.cache.block_pool import BlockPool
+from engine.errors import IllegalTransition
+
+S, E = ReservationState, ReservationEvent
+LEGAL = {
+    S.ASKING: {E.GRANT: S.GRANTED, E.WITHDRAW: S.GONE},
+    S.GRANTED: {E.BIND: S.BOUND, E.WITHDRAW: S.WITHDRAWN},
+    S.BOUND: {E.ADOPT: S.ADOPTED, E.WITHDRAW: S.WITHDRAWN},
+    S.WITHDRAWN: {E.CLOSED: S.GONE},
+    S.ADOPTED: {E.CLOSED: S.GONE},
+    S.GONE: {},
+}
+WAYS = {
+    S.ASKING: (),
+    S.GRANTED: ("grant",),
+    S.BOUND: ("grant", "bind"),
+    S.WITHDRAWN: ("grant", "bind", "withdraw"),
+    S.ADOPTED: ("grant", "bind", "adopt"),
+}
+VERBS = {E.GRANT: "grant", E.BIND: "bind", E.ADOPT: "adopt", E.WITHDRAW: "withdraw", E.CLOSED: "closed"}
+
+
+class Scene:
+    """A pool of ten blocks and a reservation of four, two of which the hand-off fills."""
+
+    def __init__(self, bench, order_of, state=S.ASKING):
+        order = order_of(prompt=range(7), max_tokens=8)
+        self.ticket = bench.ticket(order)
+        self.pool = BlockPool(10)
+        self.reservations = Reservations(self.pool)
+        self.reservation = Reservation(gateway="g", order=order, ticket=self.ticket, blocks_max=4, asked=0.0)
+        self.reservations.ask(self.reservation)
+        self.results = [self.do(verb) for verb in WAYS[state]]
+
+    def do(self, verb):
+        return getattr(self.reservations, verb)(self.ticket.ticket_id)
+
+    def books(self):
+        """(promised, owned by reservations, owned by sequences)."""
+        ledger = self.pool.ledger()
+        assert ledger.violations == ()
+        owned = {str(each.owner.kind): each.blocks for each in ledger.owners}
+        return ledger.promised, owned.get("reservation", 0), owned.get("sequence", 0)
+
+
+BOOKS = {
+    S.ASKING: (0, 0, 0),
+    S.GRANTED: (4, 0, 0),
+    S.BOUND: (2, 2, 0),
+    S.WITHDRAWN: (0, 2, 0),
+    S.ADOPTED: (2, 0, 2),
+}
+
+
+@pytest.mark.parametrize(("state", "event"), list(itertools.product(WAYS, E)))
+def test_every_event_has_one_outcome_or_changes_nothing(bench, order_of, state, event):
+    scene = Scene(bench, order_of, state)
+    assert scene.books() == BOOKS[state]
+    target = LEGAL[state].get(event)
+    assert RESERVATION_TRANSITIONS.get((state, event)) is target
+    if target is None:
+        with pytest.raises(IllegalTransition, match=f"{event.name} in state {state.name}"):
+            scene.do(VERBS[event])
+        assert scene.reservation.state is state
+        assert scene.books() == BOOKS[state]
+        return
+    scene.do(VERBS[event])
+    assert scene.reservation.state is target
+    if (state, event) == (S.GRANTED, E.WITHDRAW):
+        assert scene.books() == (0, 0, 0)
+    elif target is S.GONE:
+        assert scene.books() == ((2, 0, 2) if state is S.ADOPTED else (0, 0, 0))
+        assert scene.reservations.find(scene.ticket.ticket_id) is None and len(scene.reservations) == 0
+    else:
+        assert scene.books() == BOOKS[target]
+        assert scene.reservations.find(scene.ticket.ticket_id) is scene.reservation
+
+
+def test_a_reservation_that_is_gone_takes_nothing_more():
+    assert not any(state is S.GONE for state, _ in RESERVATION_TRANSITIONS)
+
+
+@pytest.mark.parametrize("state", WAYS)
+def test_it_takes_a_seat_from_the_grant_to_the_adoption(bench, order_of, state):
+    scene = Scene(bench, order_of, state)
+    assert scene.reservations.seats() == (1 if state in (S.GRANTED, S.BOUND) else 0)
+    assert scene.reservations.asking() == ([scene.reservation] if state is S.ASKING else [])
+
+
+def test_withdrawing_tells_where_it_was(bench, order_of):
+    for state in (S.ASKING, S.GRANTED, S.BOUND):
+        assert Scene(bench, order_of, state).do("withdraw") is state
+
+
+def test_what_is_adopted_is_the_tables_blocks_and_the_rest_of_the_promise(bench, order_of):
+    scene = Scene(bench, order_of, S.ADOPTED)
+    table, credit = scene.results[-1]
+    assert (len(table), credit.blocks) == (2, 2)
+    assert scene.results[1].spent(), "the reservation's own handle is gone"
+    scene.pool.release(table)
+    scene.pool.waive(credit)
+    scene.do("closed")
+    assert scene.books() == (0, 0, 0)
+
+
+def test_they_ask_in_order_and_a_ticket_asks_once(bench, order_of):
+    scene = Scene(bench, order_of)
+    later = order_of("later")
+    other = Reservation(gateway="g", order=later, ticket=bench.ticket(later), blocks_max=1, asked=0.0)
+    scene.reservations.ask(other)
+    assert scene.reservations.asking() == [scene.reservation, other]
+    with pytest.raises(AssertionError):
+        scene.reservations.ask(other)
