@@ -24,14 +24,22 @@ def violations(response: pb.AuditResponse) -> list[str]:
 
 def _show(gateway: control.Control) -> int:
     response: pb.AuditResponse = gateway.call(gateway.stub.Audit, pb.AuditRequest())
-    print(f"{'worker':<16} {'total':>8} {'free':>8} {'cached':>8} {'owned':>8} {'quarantined':>12}")
+    print(
+        f"{'worker':<16} {'total':>8} {'free':>8} {'cached':>8} {'owned':>8} {'in flight':>10} {'quarantined':>12}"
+    )
     for ledger in response.ledgers:
         print(
             f"{ledger.worker_id:<16} {ledger.total_blocks:>8} {ledger.free_blocks:>8}"
-            f" {ledger.cached_blocks:>8} {ledger.owned_blocks:>8} {ledger.quarantined_blocks:>12}"
+            f" {ledger.cached_blocks:>8} {ledger.owned_blocks:>8} {ledger.in_flight_blocks:>10}"
+            f" {ledger.quarantined_blocks:>12}"
         )
         for owner in ledger.owners:
             print(f"  {owner.kind} {owner.request_id}: {owner.blocks}")
+        tokens = ledger.tokens
+        wasted = "".join(f", {each.tokens} wasted ({each.cause})" for each in tokens.wasted)
+        print(
+            f"  tokens: {tokens.computed} computed = {tokens.delivered} delivered, {tokens.live} live{wasted}"
+        )
     wrong = violations(response)
     if not wrong and not response.balanced:
         wrong = ["the gateway says that the books do not balance"]
@@ -50,5 +58,8 @@ def _ledger_violations(ledger: pb.WorkerLedger, live_requests: int) -> Iterator[
     counted = ledger.free_blocks + ledger.cached_blocks + ledger.owned_blocks + ledger.quarantined_blocks
     if counted != ledger.total_blocks:
         yield f"{name}: {counted} blocks are accounted for, of {ledger.total_blocks}"
+    spent = ledger.tokens.delivered + ledger.tokens.live + sum(each.tokens for each in ledger.tokens.wasted)
+    if spent != ledger.tokens.computed:
+        yield f"{name}: {spent} tokens are accounted for, of {ledger.tokens.computed}"
     if live_requests == 0 and ledger.owned_blocks:
         yield f"{name}: {ledger.owned_blocks} blocks are owned, though nothing is live"

@@ -29,6 +29,7 @@ from service.reports import (
     TokenEnd,
     TokenReport,
 )
+from service.token_books import TokenBooks, TokenCounts
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -67,6 +68,7 @@ class DecodeWorker:
         self._tickets: dict[AttemptKey, bytes] = {}
         self._running: dict[AttemptKey, Running] = {}
         self._finished_sequences = 0
+        self._books = TokenBooks()
 
     def reserve(self, gateway: str, order: SequenceOrder, ticket: Ticket) -> None:
         """Queue one attempt for blocks, once. Older attempts of the same request are void from now on."""
@@ -91,7 +93,13 @@ class DecodeWorker:
         self._grant()
 
     def on_step(self, result: StepResult) -> None:
-        """Report what was sampled, let go of what has ended, let the next ones in."""
+        """Report what was sampled, let go of what has ended, let the next ones in.
+
+        Each token computed here yields one at once, so what is computed is delivered.
+        """
+        computed = sum(each.sequence.computed - each.first_position for each in result.progress)
+        self._books.compute(computed)
+        self._books.deliver(computed)
         for output in result.outputs:
             self._token(output)
         self._grant()
@@ -115,6 +123,9 @@ class DecodeWorker:
 
     def ledger(self) -> Ledger:
         return self._core.pool.ledger()
+
+    def tokens(self) -> TokenCounts:
+        return self._books.counts(live=0)
 
     def load(self, step: int) -> WorkerLoad:
         view = self._core.view()

@@ -16,6 +16,7 @@ from service import status
 from service.errors import FieldViolation, InvalidRequest, Unauthorised
 
 AUDIT_TIMEOUT_S = 5.0
+_IN_FLIGHT = ("hold", "reservation")
 _LOOPBACK_PEERS = ("ipv4:127.", "ipv6:[::1]", "ipv6:%5B::1%5D", "unix:")
 _STATES = {
     WorkerState.CONNECTING: pb.WORKER_STATE_CONNECTING,
@@ -120,4 +121,11 @@ async def _ledger(role: pb.WorkerRole, worker: WorkerRecord) -> pb.WorkerLedger:
             for each in report.owners
         ],
         violations=report.violations,
+        in_flight_blocks=sum(each.blocks for each in report.owners if each.kind in _IN_FLIGHT),
+        tokens=pb.TokenCounts(
+            computed=report.tokens.computed,
+            delivered=report.tokens.delivered,
+            live=report.tokens.live,
+            wasted=[pb.WastedTokens(cause=each.cause, tokens=each.tokens) for each in report.tokens.wasted],
+        ),
     )

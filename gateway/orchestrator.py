@@ -22,7 +22,7 @@ from service.orders import SequenceOrder
 
 ATTEMPTS_MAX = 4
 """The first one and three more."""
-LEASE_MS = 10_000
+LEASE_MS = 3_000
 REROUTE_WAIT_S = 10.0
 
 

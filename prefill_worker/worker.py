@@ -19,6 +19,7 @@ from prefill_worker.holds import Holds
 from service.load import WorkerLoad
 from service.orders import AttemptKey, AttemptRefused, SequenceOrder, superseded
 from service.reports import EndCause, EndedReport, HandedOverReport, Report, TokenEnd, TokenReport
+from service.token_books import TokenBooks, TokenCounts, Waste
 
 ENDPOINTS_MAX = 8
 ENDPOINT_CHARS_MAX = 256
@@ -35,13 +36,15 @@ class HandOff:
 
 @dataclass(slots=True, kw_only=True)
 class Attempt:
-    """One try at a prompt. sequence: None once it is detached. pushed: blocks given to the transport."""
+    """One try at a prompt. sequence: None once it is detached. pushed: blocks given to the transport. computed: tokens
+    that were computed for it here."""
 
     gateway: str
     order: SequenceOrder
     hand_off: HandOff | None
     sequence: Sequence | None
     pushed: int = 0
+    computed: int = 0
 
 
 class PrefillWorker:
@@ -67,6 +70,7 @@ class PrefillWorker:
         self._attempts: dict[AttemptKey, Attempt] = {}
         self._by_ticket: dict[bytes, Attempt] = {}
         self._finished_sequences = 0
+        self._books = TokenBooks()
 
     def submit(self, gateway: str, order: SequenceOrder, hand_off: HandOff | None) -> None:
         """Take one attempt, once. Refusals are reported; older attempts of the same request are void from now on."""
@@ -74,7 +78,7 @@ class PrefillWorker:
             _require_complete(order, hand_off)
             live = ((each.gateway, key) for key, each in self._attempts.items())
             for older in superseded(gateway, order.key, live):
-                self.cancel(gateway, older)
+                self._stop(gateway, older, Waste.SUPERSEDED)
             if order.key not in self._attempts:
                 self._start(gateway, order, hand_off)
         except tuple(_REFUSALS) as error:
@@ -83,20 +87,17 @@ class PrefillWorker:
 
     def cancel(self, gateway: str, key: AttemptKey) -> None:
         """Stop an attempt of this gateway and acknowledge it. Unknown and ended attempts are acknowledged too."""
-        attempt = self._attempts.get(key)
-        if attempt is not None and attempt.gateway == gateway:
-            self._end(attempt)
-        self._tell(gateway, EndedReport(key=key, cause=EndCause.CANCELLED, detail="cancelled"))
+        self._stop(gateway, key, Waste.CANCELLED)
 
     def drop(self, gateway: str) -> None:
         """The gateway is gone: stop all it asked for."""
         for attempt in [each for each in self._attempts.values() if each.gateway == gateway]:
-            self._end(attempt)
+            self._end(attempt, Waste.GATEWAY_LOST)
 
     def on_step(self, result: StepResult) -> None:
         """Push what was computed, report what was sampled."""
         for progress in result.progress:
-            self._push_full(progress)
+            self._enter(progress)
         for output in result.outputs:
             self._first_token(output)
 
@@ -107,17 +108,21 @@ class PrefillWorker:
             case Committed():
                 if attempt is not None:
                     self._forget(attempt)
+                    self._books.deliver(attempt.computed)
                     self._tell(attempt.gateway, HandedOverReport(key=attempt.order.key))
                     self._holds.let_go(event.ticket_id)
             case Failed():
                 if attempt is not None:
-                    self._end(attempt)
+                    self._end(attempt, Waste.TRANSFER_FAILED)
                     self._tell(attempt.gateway, _failure(attempt, event))
             case Closed():
                 self._holds.closed(event.ticket_id)
 
     def ledger(self) -> Ledger:
         return self._core.pool.ledger()
+
+    def tokens(self) -> TokenCounts:
+        return self._books.counts(live=sum(attempt.computed for attempt in self._attempts.values()))
 
     def load(self, step: int) -> WorkerLoad:
         view = self._core.view()
@@ -148,9 +153,12 @@ class PrefillWorker:
         self._attempts[order.key] = attempt
         self._core.submit(sequence)
 
-    def _push_full(self, progress: Progress) -> None:
-        """Push the blocks that the last step filled; the transport reads them where they are."""
+    def _enter(self, progress: Progress) -> None:
+        """Book what the last step computed, and push the blocks it filled; the transport reads them in place."""
         attempt = self._attempts[_key(progress.sequence.id)]
+        tokens = progress.sequence.computed - progress.first_position
+        attempt.computed += tokens
+        self._books.compute(tokens)
         self._push(attempt, progress.sequence.computed // self._cache.layout.block_size)
 
     def _push(self, attempt: Attempt, until: int) -> None:
@@ -180,7 +188,7 @@ class PrefillWorker:
             ),
         )
         if end is not None or attempt.hand_off is None:
-            self._end(attempt)
+            self._end(attempt, None)
         else:
             self._hand_over(attempt, attempt.hand_off, token.token)
 
@@ -194,9 +202,22 @@ class PrefillWorker:
         self._holds.keep(hand_off.ticket.ticket_id, sequence.table)
         self._source.finish(hand_off.ticket.ticket_id, sequence.computed, first_token)
 
-    def _end(self, attempt: Attempt) -> None:
-        """Stop whatever this attempt still does here. Blocks that the transport may read stay held."""
+    def _stop(self, gateway: str, key: AttemptKey, waste: Waste) -> None:
+        attempt = self._attempts.get(key)
+        if attempt is not None and attempt.gateway == gateway:
+            self._end(attempt, waste)
+        self._tell(gateway, EndedReport(key=key, cause=EndCause.CANCELLED, detail="cancelled"))
+
+    def _end(self, attempt: Attempt, waste: Waste | None) -> None:
+        """Stop whatever this attempt still does here. Blocks that the transport may read stay held.
+
+        waste: why what was computed was of no use; None when it was.
+        """
         self._forget(attempt)
+        if waste is None:
+            self._books.deliver(attempt.computed)
+        else:
+            self._books.waste(waste, attempt.computed)
         ticket_id = attempt.hand_off.ticket.ticket_id if attempt.hand_off else None
         sequence, attempt.sequence = attempt.sequence, None
         if sequence is not None:

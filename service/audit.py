@@ -1,9 +1,10 @@
-"""A worker's block ledger on the wire. Knows the shape of a ledger, not the engine that keeps it."""
+"""A worker's books on the wire: blocks and tokens. Knows the shape of a ledger, not the engine that keeps it."""
 
 from collections.abc import Sequence
 from typing import Protocol
 
 from crossdock.worker.v1 import worker_pb2 as pb
+from service.token_books import TokenCounts
 
 
 class OwnerFields(Protocol):
@@ -39,7 +40,10 @@ class LedgerFields(Protocol):
     def violations(self) -> Sequence[str]: ...
 
 
-def to_audit_report(query_id: int, ledger: LedgerFields) -> pb.AuditReport:
+def to_audit_report(query_id: int, ledger: LedgerFields, tokens: TokenCounts) -> pb.AuditReport:
+    violations = list(ledger.violations)
+    if not tokens.balanced():
+        violations.append(f"tokens do not add up: {tokens}")
     return pb.AuditReport(
         query_id=query_id,
         total_blocks=ledger.total,
@@ -51,5 +55,13 @@ def to_audit_report(query_id: int, ledger: LedgerFields) -> pb.AuditReport:
             pb.Owner(kind=str(each.owner.kind), request_id=each.owner.request_id, blocks=each.blocks)
             for each in ledger.owners
         ],
-        violations=ledger.violations,
+        violations=violations,
+        tokens=pb.TokenCounts(
+            computed=tokens.computed,
+            delivered=tokens.delivered,
+            live=tokens.live,
+            wasted=[
+                pb.WastedTokens(cause=cause, tokens=count) for cause, count in sorted(tokens.wasted.items())
+            ],
+        ),
     )

@@ -20,6 +20,7 @@ from service.load import WorkerLoad
 from service.orders import REQUEST_ID_BYTES_MAX, AttemptKey
 from service.outbox import Outbox
 from service.reports import EndCause, EndedReport, Report, Response, encode, to_load_report
+from service.token_books import TokenCounts
 
 PROTOCOL_VERSION = 1
 OUTBOX_MESSAGES_MAX = 4096
@@ -42,6 +43,7 @@ class Worker(Protocol):
     def cancel(self, gateway: str, key: AttemptKey) -> None: ...
     def drop(self, gateway: str) -> None: ...
     def ledger(self) -> LedgerFields: ...
+    def tokens(self) -> TokenCounts: ...
     def load(self, step: int) -> WorkerLoad: ...
 
 
@@ -197,7 +199,7 @@ class WorkerRim:
     def _audit(self, gateway: str, query_id: int, worker: Worker) -> None:
         """Recount the ledger; the load of the same moment goes before it. Step thread."""
         load = to_load_report(worker.load(self.load.step), draining=self.draining)
-        audit = to_audit_report(query_id, worker.ledger())
+        audit = to_audit_report(query_id, worker.ledger(), worker.tokens())
         messages = (self._response(load=load), self._response(audit=audit))
         with suppress(RuntimeError):  # as in flush
             self._loop.call_soon_threadsafe(self._send, gateway, *messages)

@@ -80,7 +80,7 @@ class AuditResponse(_message.Message):
     def __init__(self, ledgers: _Optional[_Iterable[_Union[WorkerLedger, _Mapping]]] = ..., live_requests: _Optional[int] = ..., balanced: _Optional[bool] = ...) -> None: ...
 
 class WorkerLedger(_message.Message):
-    __slots__ = ("worker_id", "role", "total_blocks", "free_blocks", "cached_blocks", "owned_blocks", "quarantined_blocks", "owners", "violations", "unreachable")
+    __slots__ = ("worker_id", "role", "total_blocks", "free_blocks", "cached_blocks", "owned_blocks", "quarantined_blocks", "owners", "violations", "unreachable", "in_flight_blocks", "tokens")
     WORKER_ID_FIELD_NUMBER: _ClassVar[int]
     ROLE_FIELD_NUMBER: _ClassVar[int]
     TOTAL_BLOCKS_FIELD_NUMBER: _ClassVar[int]
@@ -91,6 +91,8 @@ class WorkerLedger(_message.Message):
     OWNERS_FIELD_NUMBER: _ClassVar[int]
     VIOLATIONS_FIELD_NUMBER: _ClassVar[int]
     UNREACHABLE_FIELD_NUMBER: _ClassVar[int]
+    IN_FLIGHT_BLOCKS_FIELD_NUMBER: _ClassVar[int]
+    TOKENS_FIELD_NUMBER: _ClassVar[int]
     worker_id: str
     role: WorkerRole
     total_blocks: int
@@ -101,7 +103,29 @@ class WorkerLedger(_message.Message):
     owners: _containers.RepeatedCompositeFieldContainer[BlockOwner]
     violations: _containers.RepeatedScalarFieldContainer[str]
     unreachable: bool
-    def __init__(self, worker_id: _Optional[str] = ..., role: _Optional[_Union[WorkerRole, str]] = ..., total_blocks: _Optional[int] = ..., free_blocks: _Optional[int] = ..., cached_blocks: _Optional[int] = ..., owned_blocks: _Optional[int] = ..., quarantined_blocks: _Optional[int] = ..., owners: _Optional[_Iterable[_Union[BlockOwner, _Mapping]]] = ..., violations: _Optional[_Iterable[str]] = ..., unreachable: _Optional[bool] = ...) -> None: ...
+    in_flight_blocks: int
+    tokens: TokenCounts
+    def __init__(self, worker_id: _Optional[str] = ..., role: _Optional[_Union[WorkerRole, str]] = ..., total_blocks: _Optional[int] = ..., free_blocks: _Optional[int] = ..., cached_blocks: _Optional[int] = ..., owned_blocks: _Optional[int] = ..., quarantined_blocks: _Optional[int] = ..., owners: _Optional[_Iterable[_Union[BlockOwner, _Mapping]]] = ..., violations: _Optional[_Iterable[str]] = ..., unreachable: _Optional[bool] = ..., in_flight_blocks: _Optional[int] = ..., tokens: _Optional[_Union[TokenCounts, _Mapping]] = ...) -> None: ...
+
+class TokenCounts(_message.Message):
+    __slots__ = ("computed", "delivered", "live", "wasted")
+    COMPUTED_FIELD_NUMBER: _ClassVar[int]
+    DELIVERED_FIELD_NUMBER: _ClassVar[int]
+    LIVE_FIELD_NUMBER: _ClassVar[int]
+    WASTED_FIELD_NUMBER: _ClassVar[int]
+    computed: int
+    delivered: int
+    live: int
+    wasted: _containers.RepeatedCompositeFieldContainer[WastedTokens]
+    def __init__(self, computed: _Optional[int] = ..., delivered: _Optional[int] = ..., live: _Optional[int] = ..., wasted: _Optional[_Iterable[_Union[WastedTokens, _Mapping]]] = ...) -> None: ...
+
+class WastedTokens(_message.Message):
+    __slots__ = ("cause", "tokens")
+    CAUSE_FIELD_NUMBER: _ClassVar[int]
+    TOKENS_FIELD_NUMBER: _ClassVar[int]
+    cause: str
+    tokens: int
+    def __init__(self, cause: _Optional[str] = ..., tokens: _Optional[int] = ...) -> None: ...
 
 class BlockOwner(_message.Message):
     __slots__ = ("kind", "request_id", "blocks")

@@ -17,6 +17,7 @@ from service.channel import open_channel
 from service.load import WorkerLoad
 from service.reports import EndCause
 from service.server import create_server
+from service.token_books import TokenBooks
 from service.worker_rim import PROTOCOL_VERSION, Host, WorkerRim
 
 
@@ -35,6 +36,9 @@ class NotedWorker:
 
     def drop(self, gateway):
         self.calls.put_nowait(("drop", gateway))
+
+    def tokens(self):
+        return TokenBooks().counts(live=0)
 
     def ledger(self):
         owner = SimpleNamespace(kind="hold", request_id="r")

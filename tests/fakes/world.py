@@ -94,6 +94,7 @@ class Node:
         reports, self.reports[:] = list(self.reports), []
         if reports:
             self.outbound += encode([report for _, report in reports], self.steps, self.response)
+        assert self.worker.tokens().balanced(), self.worker.tokens()
         ledger = self.worker.ledger()
         assert ledger.violations == (), ledger
         assert ledger.free + ledger.cached + ledger.owned + ledger.quarantined == ledger.total

@@ -159,8 +159,9 @@ async def test_each_request_has_its_own_name_whatever_the_client_calls_it():
 )
 async def test_without_a_route_a_new_request_is_refused_at_once(prefills, decodes, request_, reason):
     scene = Scene(prefills, decodes)
-    with pytest.raises(Unavailable) as refusal:
-        await anext(scene.run(**request_))
+    async with asyncio.timeout(5):  # seconds, where a resumed answer would wait for ten
+        with pytest.raises(Unavailable) as refusal:
+            await anext(scene.run(**request_))
     assert refusal.value.reason == reason
     assert refusal.value.retry_after_ms > 0
     scene.assert_nothing_is_left()

@@ -1,7 +1,6 @@
 """Whole transfers over torch.distributed (gloo), between real processes, some of which are killed."""
 
 import multiprocessing
-import os
 import queue
 import threading
 import time
@@ -9,16 +8,14 @@ from dataclasses import replace
 
 import pytest
 
-from kvtransfer.assembly import TransportWishes, source_limits, source_transport, target_transport
 from kvtransfer.dist_group import SOURCE_RANK, GroupOptions, PairBroken, join
 from kvtransfer.dist_target import DistTargetTransport
 from kvtransfer.dist_transport import DistOptions, DistSourceTransport
-from kvtransfer.errors import BindRefused, Reason
+from kvtransfer.errors import Reason
 from kvtransfer.identity import Identity
 from kvtransfer.source_endpoint import TransferSource
 from kvtransfer.source_io import SourceLimits
 from kvtransfer.target_endpoint import TransferTarget
-from kvtransfer.transport import LinkStatus
 from kvtransfer.zmq_socket import ZmqOptions
 from kvtransfer.zmq_transport import ZmqSourceTransport, ZmqTargetTransport
 from tests.kvtransfer.conftest import Recorder, World
@@ -133,10 +130,6 @@ def options() -> DistOptions:
     return DistOptions(
         backends=("gloo",), block_bytes=BLOCK_BYTES, group=GroupOptions(join_s=10.0, move_s=MOVE_S)
     )
-
-
-def wishes_for(backends=("gloo",), **changes) -> TransportWishes:
-    return TransportWishes(block_bytes=BLOCK_BYTES, shared_memory=False, backends=backends, **changes)
 
 
 def new_ticket(**changes):
@@ -365,38 +358,3 @@ def test_a_cancelled_transfer_leaves_the_pair_to_the_others(ends):
     assert on_target.names(cancelled) == ["Opened", "Failed", "Closed"]
     assert receive_all(target, on_target, kept) == World().blocks(kept, LAYOUT)
     on_source.wait("Committed", kept)
-
-
-def test_workers_that_wish_for_it_offer_it_first_and_meet_over_it():
-    """As the workers are put together, without a choice of address, group or patience."""
-    target = target_transport(wishes_for(), World.target, ["tcp://127.0.0.1:0"], os.urandom)
-    pair, plain = target.endpoints()
-    assert pair == f"gloo+{plain}"
-    source = source_transport(wishes_for(), World.source)
-    connection = source.dial(pair, World.source, World.target)
-    deadline = time.monotonic() + source_limits(wishes_for()).connect_ms / 1000
-    while connection.status() is not LinkStatus.UP:
-        assert time.monotonic() < deadline, "the two ends do not meet"
-        source.wait(0.01)
-        connection.receive()
-        target.receive()
-    source.close()
-    target.close()
-
-
-def test_workers_that_do_not_wish_for_it_have_none_of_it():
-    target = target_transport(wishes_for(()), World.target, ["tcp://127.0.0.1:0"], os.urandom)
-    assert [endpoint.partition(":")[0] for endpoint in target.endpoints()] == ["tcp"]
-    target.close()
-    source = source_transport(wishes_for(()), World.source)
-    with pytest.raises(ValueError, match="endpoint"):
-        source.dial("gloo+tcp://127.0.0.1:1", World.source, World.target)
-    source.close()
-
-
-@pytest.mark.parametrize("changes", [{"group_address": "10.0.0.1"}, {"backends": ("nccl",)}])
-def test_workers_are_not_opened_to_other_machines_by_a_wish_alone(changes):
-    with pytest.raises(BindRefused):
-        source_transport(wishes_for(**changes), World.source)
-    with pytest.raises(BindRefused):
-        target_transport(wishes_for(**changes), World.target, ["tcp://127.0.0.1:0"], os.urandom)

@@ -6,7 +6,7 @@ import sys
 from service.worker_process import EXIT_CRASHED
 
 
-def test_a_thread_that_ends_by_a_mistake_ends_the_process_with_one_line_that_says_so():
+def test_a_thread_that_ends_by_a_mistake_ends_the_process_and_says_so():
     program = (
         "import threading\n"
         "from service.worker_process import crash_with_any_thread\n"

@@ -29,7 +29,7 @@ def _run(seeds, jobs, started):
     counts, failures, done = Counter(), [], 0
     chunks = [seeds[first : first + CHUNK] for first in range(0, len(seeds), CHUNK)]
     with get_context("spawn").Pool(jobs) as pool:
-        for number, (happened, failed) in enumerate(pool.imap_unordered(_chunk, chunks), 1):
+        for number, (happened, failed) in enumerate(pool.imap_unordered(history.run_many, chunks), 1):
             counts.update(happened)
             failures += failed
             done = min(number * CHUNK, len(seeds))
@@ -37,17 +37,6 @@ def _run(seeds, jobs, started):
             sys.stderr.write(f"\r{done}/{len(seeds)} histories, {rate:.0f}/s, {len(failures)} failed ")
             sys.stderr.flush()
     sys.stderr.write("\n")
-    return counts, failures
-
-
-def _chunk(seeds):
-    counts, failures = Counter(), []
-    for seed in seeds:
-        try:
-            counts.update(history.run(seed))
-        except history.Failed as failed:
-            counts.update(failed.counts)
-            failures.append(str(failed))
     return counts, failures
 
 

@@ -56,12 +56,11 @@ class Fault:
         return 0.0 if self.kind in PACKET_KINDS else self.at + self.seconds
 
 
-def draw_faults(dice, scenario):
-    """The scenario with faults."""
-    if dice.random() < 0.1:
-        return scenario
-    share = dice.choice((0.15, 0.3, 0.6))
-    kinds = [kind for kind in Kind if dice.random() < share]
+def draw_faults(dice, scenario, kinds):
+    """The scenario with faults. kinds: which ones, None for some drawn ones."""
+    if kinds is None:
+        share = dice.choice((0.0, 0.15, 0.15, 0.3, 0.3, 0.6, 0.6))
+        kinds = [kind for kind in Kind if dice.random() < share]
     rate = dice.choice((0.003, 0.01, 0.03, 0.08))
     horizon_s = dice.choice((0.15, 0.3, 1.0, 3.0))
     faults = []

@@ -1,5 +1,6 @@
 """One history from a seed: run, and if it fails, shortened to the few faults and requests that it takes."""
 
+from collections import Counter
 from dataclasses import replace
 
 from tests.simulation.scenario import draw
@@ -32,6 +33,18 @@ def run(seed):
     least = shorten(scenario, rule_of(violation))
     again, _ = attempt(least)
     raise Failed(scenario, least, again or violation, counts) from violation
+
+
+def run_many(seeds):
+    """(counts of all, what the failed ones say)."""
+    counts, failures = Counter(), []
+    for seed in seeds:
+        try:
+            counts.update(run(seed))
+        except Failed as failed:
+            counts.update(failed.counts)
+            failures.append(str(failed))
+    return counts, failures
 
 
 def attempt(scenario):

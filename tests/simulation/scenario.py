@@ -1,7 +1,7 @@
 """From a seed to everything that a history is made of, except the order of its events."""
 
 import random
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 from tests.fakes.hash_model import VOCAB
 from tests.simulation.faults import Fault, draw_faults
@@ -79,8 +79,8 @@ def quiet(wishes, *, prefills=1, decodes=1, blocks=64, seed=0, **changes):
     )
 
 
-def draw(seed):
-    """The scenario of a seed."""
+def draw(seed, kinds=None):
+    """The scenario of a seed. kinds: of faults, None for some drawn ones."""
     dice = random.Random(f"scenario {seed}")
     gateways = tuple(f"g{n}" for n in range(dice.choice((1, 1, 2))))
     names = [f"{role}{n}" for role in "pd" for n in range(dice.choice((1, 1, 2, 2, 3)))]
@@ -105,7 +105,7 @@ def draw(seed):
         data_latency_s=dice.choice((0.00002, 0.0002, 0.002, 0.02)),
         stream_latency_s=dice.choice((0.0001, 0.0003, 0.003, 0.03)),
     )
-    return draw_faults(dice, scenario)
+    return draw_faults(dice, scenario, kinds)
 
 
 def _wish(dice, gateway, spread_s):

@@ -196,6 +196,9 @@ class Context:
     def __init__(self, stream):
         self._stream = stream
 
+    async def send_initial_metadata(self, metadata):
+        pass
+
     async def write(self, message):
         self._stream.down.put(message)
 

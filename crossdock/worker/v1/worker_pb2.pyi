@@ -300,7 +300,7 @@ class AuditQuery(_message.Message):
     def __init__(self, query_id: _Optional[int] = ...) -> None: ...
 
 class AuditReport(_message.Message):
-    __slots__ = ("query_id", "total_blocks", "free_blocks", "cached_blocks", "owned_blocks", "quarantined_blocks", "owners", "violations")
+    __slots__ = ("query_id", "total_blocks", "free_blocks", "cached_blocks", "owned_blocks", "quarantined_blocks", "owners", "violations", "tokens")
     QUERY_ID_FIELD_NUMBER: _ClassVar[int]
     TOTAL_BLOCKS_FIELD_NUMBER: _ClassVar[int]
     FREE_BLOCKS_FIELD_NUMBER: _ClassVar[int]
@@ -309,6 +309,7 @@ class AuditReport(_message.Message):
     QUARANTINED_BLOCKS_FIELD_NUMBER: _ClassVar[int]
     OWNERS_FIELD_NUMBER: _ClassVar[int]
     VIOLATIONS_FIELD_NUMBER: _ClassVar[int]
+    TOKENS_FIELD_NUMBER: _ClassVar[int]
     query_id: int
     total_blocks: int
     free_blocks: int
@@ -317,7 +318,28 @@ class AuditReport(_message.Message):
     quarantined_blocks: int
     owners: _containers.RepeatedCompositeFieldContainer[Owner]
     violations: _containers.RepeatedScalarFieldContainer[str]
-    def __init__(self, query_id: _Optional[int] = ..., total_blocks: _Optional[int] = ..., free_blocks: _Optional[int] = ..., cached_blocks: _Optional[int] = ..., owned_blocks: _Optional[int] = ..., quarantined_blocks: _Optional[int] = ..., owners: _Optional[_Iterable[_Union[Owner, _Mapping]]] = ..., violations: _Optional[_Iterable[str]] = ...) -> None: ...
+    tokens: TokenCounts
+    def __init__(self, query_id: _Optional[int] = ..., total_blocks: _Optional[int] = ..., free_blocks: _Optional[int] = ..., cached_blocks: _Optional[int] = ..., owned_blocks: _Optional[int] = ..., quarantined_blocks: _Optional[int] = ..., owners: _Optional[_Iterable[_Union[Owner, _Mapping]]] = ..., violations: _Optional[_Iterable[str]] = ..., tokens: _Optional[_Union[TokenCounts, _Mapping]] = ...) -> None: ...
+
+class TokenCounts(_message.Message):
+    __slots__ = ("computed", "delivered", "live", "wasted")
+    COMPUTED_FIELD_NUMBER: _ClassVar[int]
+    DELIVERED_FIELD_NUMBER: _ClassVar[int]
+    LIVE_FIELD_NUMBER: _ClassVar[int]
+    WASTED_FIELD_NUMBER: _ClassVar[int]
+    computed: int
+    delivered: int
+    live: int
+    wasted: _containers.RepeatedCompositeFieldContainer[WastedTokens]
+    def __init__(self, computed: _Optional[int] = ..., delivered: _Optional[int] = ..., live: _Optional[int] = ..., wasted: _Optional[_Iterable[_Union[WastedTokens, _Mapping]]] = ...) -> None: ...
+
+class WastedTokens(_message.Message):
+    __slots__ = ("cause", "tokens")
+    CAUSE_FIELD_NUMBER: _ClassVar[int]
+    TOKENS_FIELD_NUMBER: _ClassVar[int]
+    cause: str
+    tokens: int
+    def __init__(self, cause: _Optional[str] = ..., tokens: _Optional[int] = ...) -> None: ...
 
 class Owner(_message.Message):
     __slots__ = ("kind", "request_id", "blocks")

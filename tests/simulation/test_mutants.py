@@ -1,0 +1,19 @@
+"""Each guard of the hand-off is needed: without it, the simulation breaks a rule within a few histories."""
+
+import pytest
+
+from tests.simulation import history
+from tests.simulation.mutants import MUTANTS
+from tests.simulation.scenario import draw
+
+HISTORIES_MAX = 150
+
+
+@pytest.mark.parametrize("mutant", MUTANTS, ids=lambda mutant: mutant.name)
+def test_the_simulation_notices_when(mutant):
+    with mutant.at_large():
+        for seed in range(HISTORIES_MAX):
+            violation, _ = history.attempt(draw(seed, mutant.kinds))
+            if violation is not None:
+                return
+    pytest.fail(f"{HISTORIES_MAX} histories show nothing")
