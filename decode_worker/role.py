@@ -38,6 +38,7 @@ class DecodeRole:
         wishes = TransportWishes(
             block_bytes=layout.block_bytes(),
             key_folder=options.kv_key_folder,
+            advertised=options.kv_advertise,
             shared_memory=options.kv_shared_memory,
             allow_wildcard=options.allow_wildcard_bind,
             allow_insecure=options.allow_insecure_kv,

@@ -29,12 +29,14 @@ GROUP_CONNECT_MS = 5_000
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TransportWishes:
     """block_bytes: of one block. key_folder: with it, tcp is CURVE in both directions; see `keys`.
+    advertised: what sources are told to dial over tcp, () for the addresses that were bound.
     shared_memory: take blocks through it from sources on this host. allow_wildcard, allow_insecure: see
     `bind_rules.BindRules`; the latter allows tcp to other machines without keys. backends: of
     torch.distributed, tried before everything else. group_address: see `dist_group.GroupOptions`."""
 
     block_bytes: int
     key_folder: Path | None = None
+    advertised: tuple[str, ...] = ()
     shared_memory: bool = True
     allow_wildcard: bool = False
     allow_insecure: bool = False
@@ -86,13 +88,15 @@ def _joined_target(
     over_ipc = [address for address in binds if address.startswith("ipc:")]
     over_tcp = [address for address in binds if address not in over_ipc]
     try:
+        if wishes.advertised and not over_tcp:
+            raise BindRefused("nothing listens over tcp for the endpoints that are advertised")
         if wishes.shared_memory and shm_transport.available():
             name = f"crossdock-{target.worker_id}-{randomness(8).hex()}"
             ways.append(ShmTargetTransport(name, wishes.block_bytes, watch))
         if over_ipc:
-            ways.append(_zmq_target(wishes, over_ipc, None, watch))
+            ways.append(_zmq_target(wishes, over_ipc, (), None, watch))
         if over_tcp:
-            ways.append(_zmq_target(wishes, over_tcp, ring, watch))
+            ways.append(_zmq_target(wishes, over_tcp, wishes.advertised, ring, watch))
     except BindRefused:
         JoinedTarget(watch, ways).close()
         raise
@@ -100,11 +104,16 @@ def _joined_target(
 
 
 def _zmq_target(
-    wishes: TransportWishes, binds: Sequence[str], ring: keys.KeyRing | None, watch: Watch
+    wishes: TransportWishes,
+    binds: Sequence[str],
+    advertised: Sequence[str],
+    ring: keys.KeyRing | None,
+    watch: Watch,
 ) -> ZmqTargetTransport:
     return ZmqTargetTransport(
         ZmqOptions(block_bytes=wishes.block_bytes),
         binds,
+        advertised=advertised,
         keys=ring,
         allow_wildcard=wishes.allow_wildcard,
         allow_insecure=wishes.allow_insecure,

@@ -217,7 +217,8 @@ class ZmqConnection:
 
 class ZmqTargetTransport:
     """See `transport.TargetTransport`. binds: addresses, tcp:// or ipc://, best first; port 0 picks a free
-    one. keys: for tcp, without ipc beside it. watch: where it is one of several transports.
+    one. advertised: what sources dial instead, where they reach the binds by other addresses. keys: for tcp,
+    without ipc beside it. watch: where it is one of several transports.
 
     Raises BindRefused for an address on every interface, unless allow_wildcard; for a tcp address that others
     can reach, unless there are keys or allow_insecure; and for one that cannot be bound."""
@@ -227,6 +228,7 @@ class ZmqTargetTransport:
         options: ZmqOptions,
         binds: Sequence[str],
         *,
+        advertised: Sequence[str] = (),
         keys: KeyRing | None = None,
         allow_wildcard: bool = False,
         allow_insecure: bool = False,
@@ -238,6 +240,7 @@ class ZmqTargetTransport:
             rules.check(address)
             assert keys is None or address.startswith(_TCP), "keys are for tcp"
         self._clock = clock
+        self._advertised = tuple(advertised)
         self._options = options
         self._watch = watch or Watch()
         self._context = zmq.Context()
@@ -268,7 +271,7 @@ class ZmqTargetTransport:
         self._probe_until = self._probe_next = 0.0
 
     def endpoints(self) -> tuple[str, ...]:
-        return self._endpoints
+        return self._advertised or self._endpoints
 
     def receive(self) -> Arrival | PeerGone | None:
         if self._gone:

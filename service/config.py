@@ -33,6 +33,9 @@ Address = Annotated[str, AfterValidator(units.check_address)]
 Addresses = Annotated[tuple[Address, ...], BeforeValidator(units.parse_list)]
 KVEndpoint = Annotated[str, AfterValidator(units.check_kv_endpoint)]
 KVEndpoints = Annotated[tuple[KVEndpoint, ...], BeforeValidator(units.parse_list)]
+KVAdvertised = Annotated[
+    tuple[Annotated[str, AfterValidator(units.check_kv_advertised)], ...], BeforeValidator(units.parse_list)
+]
 KVTransports = Annotated[tuple[Literal["auto", "gloo", "nccl"], ...], BeforeValidator(units.parse_list)]
 Cores = Annotated[tuple[Annotated[int, Field(ge=0)], ...], BeforeValidator(units.parse_list)]
 Key = Annotated[SecretBytes, BeforeValidator(units.parse_key)]
@@ -92,6 +95,9 @@ class WorkerOptions(EngineOptions, Options):
 
     listen: Address = Field(description="gRPC address of this worker: host:port or unix:path")
     kv_listen: KVEndpoints = Field((), description="endpoints that take KV blocks (decode workers only)")
+    kv_advertise: KVAdvertised = Field(
+        (), description="tcp endpoints by which others reach those of --kv-listen: behind NAT, in containers"
+    )
     kv_transports: KVTransports = Field(
         (),
         description="ways of KV blocks, tried before auto: gloo, nccl; default: auto (shared memory, ipc, tcp)",
@@ -114,7 +120,6 @@ class WorkerOptions(EngineOptions, Options):
     ticket_key: Key = Field(description="key of the tickets, hexadecimal or @file; best in the environment")
     queue_requests_max: int = Field(512, ge=1, description="requests that may wait here")
     cores: Cores | None = Field(None, description="cores to run on, for example 0,1")
-    metrics_port: Port | None = Field(None, description="loopback port that serves /metrics")
 
     def kv_backends(self) -> tuple[str, ...]:
         """The backends of torch.distributed that were asked for, best first."""

@@ -68,6 +68,13 @@ def check_kv_endpoint(value: str) -> str:
     return value
 
 
+def check_kv_advertised(value: str) -> str:
+    """An endpoint that others dial: tcp://host:port, with a port that somebody listens on."""
+    if not check_kv_endpoint(value).startswith("tcp://") or int(value.rpartition(":")[2]) == 0:
+        raise ValueError("an endpoint that others dial is tcp://host:port")
+    return value
+
+
 def parse_key(value: object) -> object:
     """A secret key from hexadecimal digits, or from a file that holds them ("@path"). Bytes pass."""
     if not isinstance(value, str):

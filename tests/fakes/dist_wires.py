@@ -91,7 +91,7 @@ class FakeOperation:
 
 
 def options_with(**changes) -> DistOptions:
-    group = GroupOptions(join_s=WAIT_S, move_s=changes.pop("move_s", WAIT_S))
+    group = GroupOptions(join_s=10 * WAIT_S, move_s=changes.pop("move_s", WAIT_S))
     fields = {
         "backends": ("gloo",),
         "block_bytes": BLOCK_BYTES,

@@ -250,6 +250,16 @@ async def test_closing_between_two_batches_stops_the_work():
     scene.assert_nothing_is_left()
 
 
+async def test_what_a_lost_attempt_sent_ahead_of_its_turn_is_void():
+    scene = Scene(2, 2)
+    reader = await reach(scene, "adopted")
+    scene.d[0].say(Say(AttemptKey(request_id="ab-1", attempt=1)).token(1, 99))
+    scene.p[0].leave()
+    await served(scene, 1, 1)
+    await reader.done()
+    assert reader.tokens == list(enumerate(ANSWER))
+
+
 async def test_an_answer_that_is_lost_again_and_again_is_given_up():
     scene = Scene()
     reader = Reader(scene.run())

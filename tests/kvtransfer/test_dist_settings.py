@@ -50,7 +50,7 @@ def test_a_signal_is_read_as_it_was_said(signal):
 
 def test_a_rendezvous_waits_for_the_other_end_and_gives_up_when_told():
     said = []
-    rendezvous = Rendezvous(lambda key, value: said.append((key, value)), WAIT_S)
+    rendezvous = Rendezvous(lambda key, value: said.append((key, value)), 10 * WAIT_S)
     rendezvous.set("0", b"here")
     rendezvous.learn("1", b"there")
     assert (rendezvous.get("0"), rendezvous.get("1"), said) == (b"here", b"there", [("0", b"here")])

@@ -17,11 +17,11 @@ ENDPOINT = "gloo+ipc://memory"
 class Both:
     """Two ends over memory, with fake groups between them."""
 
-    def __init__(self, world, wires, clock=time.monotonic) -> None:
+    def __init__(self, world, wires, clock, changes) -> None:
         self.world = world
         self.wires = wires
         network = MemoryNetwork()
-        options = options_with()
+        options = options_with(**changes)
         self.target = DistTargetTransport(options, network.listen("ipc://memory"), make_group=wires.join)
         self.source = DistSourceTransport(options, network.source(), make_group=wires.join, clock=clock)
         self.cut = network.cut
@@ -50,8 +50,8 @@ class Both:
 def both(world):
     made = []
 
-    def make(clock=time.monotonic, **wishes) -> Both:
-        made.append(Both(world, Wires(**wishes), clock))
+    def make(*, clock=time.monotonic, move_at_once=True, **changes) -> Both:
+        made.append(Both(world, Wires(move_at_once=move_at_once), clock, changes))
         return made[-1]
 
     yield make
@@ -135,12 +135,35 @@ def test_an_endpoint_whose_pair_broke_is_left_alone_for_a_while(both):
 
 
 def test_the_loss_of_the_carrier_is_not_held_against_the_pair(both):
-    ends = both()
+    ends = both(move_at_once=False)
     connection = ends.up()
+    reads = []
+    assert connection.send(b"h", memoryview(bytearray(BLOCK_BYTES)), lambda: reads.append(1))
+    ends.wires.wait_for("send", 0)
+    ends.wires.breaks_at = 0
     ends.cut()
     assert connection.status() is LinkStatus.LOST
     connection.close()
+    ends.wires.permits.release(100)
+    ends.until(lambda: reads)
     assert ends.up().status() is LinkStatus.UP
+
+
+def test_a_target_that_refuses_the_pair_is_told_from_one_that_is_slow(both):
+    ends = both(pairs_max=0)
+    connection = ends.dial()
+    ends.until(lambda: connection.receive() or connection.status() is LinkStatus.LOST)
+    with pytest.raises(ValueError, match="failed"):
+        ends.dial()
+
+
+def test_an_endpoint_that_did_not_join_in_the_time_it_was_given_is_left_alone_for_a_while(both):
+    ends = both()
+    connection = ends.dial()
+    assert connection.status() is LinkStatus.DIALLING
+    connection.close()
+    with pytest.raises(ValueError, match="failed"):
+        ends.dial()
 
 
 def test_a_source_dials_only_the_backends_it_was_given(both):

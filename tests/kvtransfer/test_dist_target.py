@@ -167,6 +167,9 @@ def test_a_peer_that_announces_what_cannot_be_is_cut_off_before_anything_is_rece
     assert target.peer.hear() == [Leave()]
     target.wires.wait_for("destroyed")
     assert target.wires.count("receive") == 0
+    stray = Entry(key="late", value=b"x")
+    target.peer.say(stray)
+    assert target.next().header == dist_signals.encode(stray)
 
 
 def test_a_peer_that_fills_the_rendezvous_is_cut_off(alone):

@@ -1,5 +1,6 @@
 """Whole transfers over ZeroMQ inside one process, with the real threads and sockets."""
 
+import os
 import socket
 import time
 from dataclasses import replace
@@ -9,13 +10,14 @@ import pytest
 import zmq
 
 from kvtransfer import wire
+from kvtransfer.assembly import TransportWishes, target_transport
 from kvtransfer.digest import block_digest
 from kvtransfer.errors import BindRefused, Reason
 from kvtransfer.source_io import SourceLimits
 from kvtransfer.target_io import TargetLimits
 from kvtransfer.zmq_socket import ZmqOptions
 from kvtransfer.zmq_transport import ZmqTargetTransport
-from tests.kvtransfer.conftest import receive_all, send_all
+from tests.kvtransfer.conftest import TARGET, receive_all, send_all
 
 
 @pytest.fixture
@@ -34,6 +36,16 @@ def test_several_addresses_are_bound_at_once_and_the_first_that_answers_is_used(
         sent = send_all(world, source, ticket, endpoints, large)
         assert receive_all(target, on_target, ticket, large) == sent
         on_source.wait("Committed", ticket)
+
+
+def test_a_target_offers_what_is_advertised_in_place_of_its_tcp_addresses_alone(tmp_path):
+    wishes = TransportWishes(block_bytes=64, shared_memory=False, advertised=("tcp://public:7001",))
+    local = f"ipc://{tmp_path}/kv"
+    target = target_transport(wishes, TARGET, (local, "tcp://127.0.0.1:0"), os.urandom)
+    assert target.endpoints() == (local, "tcp://public:7001")
+    target.close()
+    with pytest.raises(BindRefused, match="advertised"):
+        target_transport(wishes, TARGET, (f"{local}-2",), os.urandom)
 
 
 def test_a_target_that_nobody_answers_for_is_unreachable(world, ends, tmp_path):

@@ -129,6 +129,8 @@ def test_a_variable_of_another_command_is_no_mistake():
         (["--listen=host:70000"], "--listen"),
         (["--kv-listen=http://x"], "--kv-listen"),
         (["--kv-listen=tcp://host"], "--kv-listen"),
+        (["--kv-advertise=ipc:///x"], "--kv-advertise"),
+        (["--kv-advertise=tcp://host:0"], "--kv-advertise"),
         (["--ticket-key=0f0f"], "--ticket-key"),
         (["--ticket-key=@/nowhere/key"], "--ticket-key"),
         (["--worker-id=a b"], "--worker-id"),

@@ -52,6 +52,7 @@ def _report(counts, failures, histories, seconds):
     for failure in failures[:FAILURES_SHOWN]:
         print(failure, end="\n\n")
     print(f"faults: {grouped('fault ')}")
+    print(f"transfers met: {grouped('met ')}")
     print(f"attempts lost: {grouped('lost: ')}")
     print(f"requests ended: {grouped('ended ')}")
     names = ("attempts", "commits", "steps", "frames accepted")

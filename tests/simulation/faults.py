@@ -24,13 +24,15 @@ class Kind(Enum):
     BREAK_STREAM = "break stream"
     KILL = "kill"
     FREEZE = "freeze"
+    DRAIN = "drain"
+    """A worker is told to end in good order; the fault says how long it may take before it is killed."""
     SLOW = "slow"
     CANCEL = "cancel"
 
 
 PACKET_KINDS = tuple(Kind)[: tuple(Kind).index(Kind.REPLAY) + 1]
 PACKETS_MAX = 800
-FIRST_S = 0.45
+NEAR_LOG_S = (-3.5, 0.5)
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,12 +59,11 @@ class Fault:
 
 
 def draw_faults(dice, scenario, kinds):
-    """The scenario with faults. kinds: which ones, None for some drawn ones."""
+    """The scenario with faults. kinds: which ones, None for some drawn ones; with a few, there is much of them."""
+    rate = dice.choice((0.003, 0.01, 0.03, 0.08) if kinds is None else (0.03, 0.1, 0.3))
     if kinds is None:
         share = dice.choice((0.0, 0.15, 0.15, 0.3, 0.3, 0.6, 0.6))
         kinds = [kind for kind in Kind if dice.random() < share]
-    rate = dice.choice((0.003, 0.01, 0.03, 0.08))
-    horizon_s = dice.choice((0.15, 0.3, 1.0, 3.0))
     faults = []
     for kind in kinds:
         if kind in PACKET_KINDS:
@@ -70,9 +71,7 @@ def draw_faults(dice, scenario, kinds):
             faults += [Fault(kind, number, seconds=_late_s(dice), share=dice.random()) for number in hit]
         else:
             count = dice.choice((1, 1, 2, 4))
-            faults += [
-                _timed(dice, kind, scenario, FIRST_S + dice.random() * horizon_s) for _ in range(count)
-            ]
+            faults += [_timed(dice, kind, scenario) for _ in range(count)]
     return replace(scenario, faults=tuple(faults))
 
 
@@ -80,7 +79,10 @@ def _late_s(dice):
     return dice.choice((0.0005, 0.005, 0.05, 0.5))
 
 
-def _timed(dice, kind, scenario, at):
+def _timed(dice, kind, scenario):
+    """Near the life of some request: most are short."""
+    number = dice.randrange(len(scenario.wishes))
+    at = scenario.wishes[number].at + 10 ** dice.uniform(*NEAR_LOG_S)
     pair = (dice.choice(scenario.prefills()), dice.choice(scenario.decodes()))
     stream = (dice.choice(scenario.gateways), dice.choice((*scenario.prefills(), *scenario.decodes())))
     anybody = (dice.choice(scenario.processes()),)
@@ -98,7 +100,10 @@ def _timed(dice, kind, scenario, at):
             return Fault(kind, at, anybody, dice.choice((0.001, 0.05, 0.5, 6.0, 15.0)), share)
         case Kind.FREEZE:
             return Fault(kind, at, anybody, dice.choice((0.01, 0.2, 1.5, 3.5, 6.0, 12.0)), share)
+        case Kind.DRAIN:
+            worker = (dice.choice((*scenario.prefills(), *scenario.decodes())),)
+            return Fault(kind, at, worker, dice.choice((0.3, 5.0, 5.0)), share)
         case Kind.SLOW:
             return Fault(kind, at, anybody, dice.choice((0.1, 1.0)), share)
     assert kind is Kind.CANCEL
-    return Fault(kind, at, (str(dice.randrange(len(scenario.wishes))),), share=share)
+    return Fault(kind, at, (str(number),), share=share)

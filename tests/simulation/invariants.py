@@ -25,6 +25,7 @@ def watching(world):
         (SourceIO, "_on_message", eyes.source_hears),
         *((IncomingTransfer, name, eyes.accepts) for name in TAKEN_BY_TARGET),
         *((OutgoingTransfer, name, eyes.accepts) for name in TAKEN_BY_SOURCE),
+        (OutgoingTransfer, "start", eyes.starts),
         (IncomingTransfer, "placed", eyes.verifies),
         (Attempt, "begin", eyes.attempt_begins),
         (Attempt, "hear", eyes.attempt_hears),
@@ -45,6 +46,7 @@ class _Eyes:
         self._world = world
         self._envelope = None
         self._identities = None
+        self._hearer = None
         self._verified = set()
         self._current = {}
 
@@ -52,6 +54,7 @@ class _Eyes:
         def on_message(io, arrival, peer, envelope, now):
             self._envelope = envelope
             self._identities = (self._world.dialled_by(arrival.peer), io._identity)
+            self._hearer = io._identity
             try:
                 return method(io, arrival, peer, envelope, now)
             finally:
@@ -63,6 +66,7 @@ class _Eyes:
         def on_message(io, link, envelope, now):
             self._envelope = envelope
             self._identities = (io._identity, link.target)
+            self._hearer = io._identity
             try:
                 return method(io, link, envelope, now)
             finally:
@@ -74,11 +78,19 @@ class _Eyes:
         def take(transfer, *args):
             actions = method(transfer, *args)
             if self._envelope is not None:
+                self._world.heard[self._hearer, transfer.ticket.ticket_id] = self._world.agenda.now
                 self._require_fenced(transfer.ticket)
                 self._require_unverified(transfer.ticket, actions)
             return actions
 
         return take
+
+    def starts(self, method):
+        def start(transfer, now):
+            self._world.heard[transfer.ticket.source(), transfer.ticket.ticket_id] = self._world.agenda.now
+            return method(transfer, now)
+
+        return start
 
     def _require_fenced(self, ticket):
         """I4: the frame is of this attempt, this start of the source and this start of the target."""

@@ -30,13 +30,13 @@ CANCELS = (Kind.CANCEL, Kind.SLOW, Kind.STALL_DATA)
 
 @dataclass(frozen=True)
 class Mutant:
-    """guard: text in the method's source, there once. without: what stands there instead. kinds: faults that show it."""
+    """edits: texts in the method's source, each there once, and what stands there instead. kinds: faults that show
+    it."""
 
     name: str
     owner: type
     method: str
-    guard: str
-    without: str
+    edits: dict[str, str]
     kinds: tuple[Kind, ...]
 
     @contextmanager
@@ -50,8 +50,10 @@ class Mutant:
 
     def _changed(self, function):
         source = textwrap.dedent(inspect.getsource(function))
-        assert source.count(self.guard) == 1, f"{self.name}: the guard has moved"
-        module = compile(source.replace(self.guard, self.without), function.__code__.co_filename, "exec")
+        for guard, without in self.edits.items():
+            assert source.count(guard) == 1, f"{self.name}: the guard has moved"
+            source = source.replace(guard, without)
+        module = compile(source, function.__code__.co_filename, "exec")
         code = next(each for each in module.co_consts if isinstance(each, CodeType))
         changed = FunctionType(code, function.__globals__, function.__name__, function.__defaults__)
         changed.__kwdefaults__ = function.__kwdefaults__
@@ -63,184 +65,165 @@ MUTANTS = (
         "the target does not look at epoch and attempt",
         TargetIO,
         "_on_transfer_message",
-        "envelope != wire.for_ticket(transfer.ticket, envelope.message)",
-        "False",
+        {"envelope != wire.for_ticket(transfer.ticket, envelope.message)": "False"},
         FLIPS,
     ),
     Mutant(
         "the target does not look at who sends",
         TargetIO,
         "_on_transfer_message",
-        "transfer.peer != arrival.peer",
-        "False",
+        {"transfer.peer != arrival.peer": "False"},
         PACKETS,
     ),
     Mutant(
         "the target opens for a source of another start",
         TargetIO,
         "_require_valid",
-        "not ticket.source_epoch == peer.source.epoch == envelope.source_epoch",
-        "False",
+        {"not ticket.source_epoch == peer.source.epoch == envelope.source_epoch": "False"},
         FLIPS,
     ),
     Mutant(
         "the target opens a ticket for another start of itself",
         TargetIO,
         "_require_valid",
-        "not ticket.target_epoch == self._identity.epoch == envelope.target_epoch",
-        "False",
+        {"not ticket.target_epoch == self._identity.epoch == envelope.target_epoch": "False"},
         FLIPS,
     ),
     Mutant(
         "the target opens for another attempt",
         TargetIO,
         "_require_valid",
-        "ticket.attempt != envelope.attempt",
-        "False",
+        {"ticket.attempt != envelope.attempt": "False"},
         FLIPS,
     ),
     Mutant(
         "the source does not look at epoch and attempt",
         SourceIO,
         "_on_message",
-        "fences != (ticket.source_epoch, ticket.target_epoch, ticket.attempt)",
-        "False",
+        {"fences != (ticket.source_epoch, ticket.target_epoch, ticket.attempt)": "False"},
         FLIPS,
     ),
     Mutant(
         "the source does not look at who answers",
         SourceIO,
         "_on_message",
-        "live is None or live.link is not link",
-        "live is None",
+        {"live is None or live.link is not link": "live is None"},
         PACKETS,
     ),
     Mutant(
         "one key frees what a source may still read",
         Holds,
         "_turn",
-        "hold.state is HoldState.FREE",
-        "event is HoldEvent.LET_GO",
+        {"hold.state is HoldState.FREE": "event is HoldEvent.LET_GO"},
         CANCELS,
     ),
     Mutant(
         "a source is closed before the last read",
         OutgoingTransfer,
         "_drain",
-        "if self._reads:",
-        "if False:",
+        {"if self._reads:": "if False:"},
         CANCELS,
     ),
     Mutant(
         "a withdrawn reservation does not wait for the last write",
         Reservations,
         "_sweep",
-        "reservation.state is ReservationState.GONE",
-        "reservation.state in (ReservationState.GONE, ReservationState.WITHDRAWN)",
+        {
+            "reservation.state is ReservationState.GONE": "reservation.state in (ReservationState.GONE, ReservationState.WITHDRAWN)"
+        },
         CANCELS,
     ),
     Mutant(
         "blocks are not verified",
         IncomingTransfer,
         "placed",
-        "digest != frame.digest",
-        "False",
+        {"digest != frame.digest": "False", "= digest\n": "= frame.digest\n"},
         (Kind.FLIP_PAYLOAD,),
     ),
     Mutant(
         "the manifest is not compared",
         IncomingTransfer,
         "_settle",
-        "ours != self._manifest.digest",
-        "False",
+        {"ours != self._manifest.digest": "False"},
         FLIPS,
     ),
     Mutant(
         "any index is taken",
         IncomingTransfer,
         "block",
-        "frame.index not in self.ticket.blocks_to_send()",
-        "False",
+        {"frame.index not in self.ticket.blocks_to_send()": "False"},
         FLIPS,
     ),
     Mutant(
         "any size is taken",
         IncomingTransfer,
         "block",
-        "payload.nbytes != self._block_bytes",
-        "False",
+        {"payload.nbytes != self._block_bytes": "False"},
         (Kind.TRUNCATE_PAYLOAD,),
     ),
     Mutant(
         "a block is taken twice",
         IncomingTransfer,
         "block",
-        "frame.index in self._digests",
-        "False",
+        {"frame.index in self._digests": "False"},
         PACKETS,
     ),
     Mutant(
         "a target waits for ever",
         IncomingTransfer,
         "tick",
-        "now - self._heard >= self.ticket.lease_s()",
-        "False",
+        {"now - self._heard >= self.ticket.lease_s()": "False"},
         DEATHS,
     ),
     Mutant(
         "a source waits for ever",
         OutgoingTransfer,
         "tick",
-        "now - self._heard >= lease",
-        "False",
+        {"now - self._heard >= lease": "False"},
         DEATHS,
     ),
     Mutant(
         "a withdrawn reservation is bound",
         DecodeWorker,
         "_bind",
-        "reservation.state is not ReservationState.GRANTED",
-        "False",
+        {"reservation.state is not ReservationState.GRANTED": "False"},
         CANCELS,
     ),
     Mutant(
         "a withdrawn reservation is adopted",
         DecodeWorker,
         "_adopt",
-        "reservation.state is not ReservationState.BOUND",
-        "False",
+        {"reservation.state is not ReservationState.BOUND": "False"},
         CANCELS,
     ),
     Mutant(
         "a worker keeps the work of a lost gateway",
         WorkerRim,
         "_close",
-        "host.insist(partial(host.worker.drop, gateway))",
-        "pass",
+        {"host.insist(partial(host.worker.drop, gateway))": "pass"},
         DEATHS,
     ),
     Mutant(
         "a lost worker is told to nobody",
         WorkerRecord,
         "on_broken",
-        "booking.mailbox.put(self.address, WorkerLost())",
-        "pass",
+        {"booking.mailbox.put(self.address, WorkerLost())": "pass"},
         DEATHS,
     ),
     Mutant(
         "a report of another attempt is believed",
         WorkerRecord,
         "_pass_on",
-        "self._bookings.get(report.key)",
-        "next((b for k, b in self._bookings.items() if k.request_id == report.key.request_id), None)",
+        {
+            "self._bookings.get(report.key)": "next((b for k, b in self._bookings.items() if k.request_id == report.key.request_id), None)"
+        },
         DEATHS,
     ),
     Mutant(
         "a closed attempt is not cancelled",
         Attempt,
         "close",
-        "self._target.worker.attachment.send(",
-        "id(",
+        {"self._target.worker.attachment.send(": "id("},
         CANCELS,
     ),
 )

@@ -5,11 +5,14 @@ time has come. Counts what really happened: a fault that found nothing to hurt d
 from collections import deque
 from dataclasses import replace
 
+import msgpack
+
 from tests.simulation.faults import PACKET_KINDS, Kind
 
 STREAM_NOTICE_S = 4.0
 """Within this time a gateway and a worker notice that the other is silent: keepalive and its timeout."""
 DATA_NOTICE_S = 3.0
+RESTART_S = 0.05
 NOTICE_S = 0.002
 """When the other end's kernel is alive, it says so."""
 RECORDED_MAX = 400
@@ -53,7 +56,7 @@ class Nemesis:
             case Kind.TRUNCATE_HEADER:
                 return (replace(packet, header=packet.header[: int(len(packet.header) * fault.share)]),)
             case Kind.FLIP_HEADER:
-                return (replace(packet, header=_flipped(packet.header, fault.share)),)
+                return (replace(packet, header=_damaged(packet.header, fault.share)),)
             case Kind.REPLAY:
                 return (packet, *self._older(packet, fault.share))
         if packet.payload is None:
@@ -66,7 +69,8 @@ class Nemesis:
     def _older(self, packet, share):
         recorded = self._recorded[packet.to_target]
         if recorded:
-            header, payload = recorded[int(len(recorded) * share)]
+            # Mostly a recent one, whose transfer may still be going on.
+            header, payload = recorded[int(len(recorded) * (1 - share**3))]
             yield replace(packet, header=header, payload=None if payload is None else memoryview(payload))
 
     def _happen(self, fault):
@@ -88,6 +92,8 @@ class Nemesis:
                 return self._kill(fault)
             case Kind.FREEZE:
                 return self._freeze(fault)
+            case Kind.DRAIN:
+                return self._drain(fault)
             case Kind.SLOW:
                 return self._slow(fault)
             case Kind.CANCEL:
@@ -130,6 +136,24 @@ class Nemesis:
         agenda.after(DATA_NOTICE_S, lambda: self._give_up_lines(process))
         return True
 
+    def _drain(self, fault):
+        """A rolling restart: drain, end, start again; whoever is not done in time is killed."""
+        name = fault.who[0]
+        process = self._world.alive(name)
+        if process is None or process.rim.draining:
+            return False
+
+        def restart(_=None):
+            if self._world.alive(name) is process:
+                self._world.counts["drained"] += drained.done() and not drained.cancelled()
+                self._world.kill(name, stream_notice_s=NOTICE_S, data_notice_s=NOTICE_S)
+                self._world.agenda.after(RESTART_S, lambda: self._world.start(name))
+
+        drained = process.spawn(process.rim.drain())
+        drained.add_done_callback(lambda _: self._world.agenda.after(NOTICE_S, restart))
+        self._world.agenda.after(fault.seconds, restart)
+        return True
+
     def _give_up_streams(self, process):
         if process.frozen and process.alive:
             for stream in self._world.streams.of(process):
@@ -146,6 +170,23 @@ class Nemesis:
         before, process.lag_s = process.lag_s, process.lag_s + 0.002 + 0.05 * fault.share
         self._world.agenda.after(fault.seconds, lambda: setattr(process, "lag_s", before))
         return True
+
+
+def _damaged(header, share):
+    """One bit of anything, or of one field of its own: those that decide are short."""
+    if share < 0.3:
+        return _flipped(header, share / 0.3)
+    try:
+        fields = msgpack.unpackb(header)
+    except ValueError:
+        return header  # another fault has hit it already
+    place = (share - 0.3) / 0.7 * len(fields)
+    number, share = int(place), place % 1
+    if isinstance(fields[number], int):
+        fields[number] ^= 1 << int(share * 5)
+    elif isinstance(fields[number], bytes):
+        fields[number] = _flipped(fields[number], share)
+    return msgpack.packb(fields)
 
 
 def _flipped(octets, share):

@@ -148,6 +148,8 @@ class WorkerProcess(Looped):
     def end(self):
         super().end()
         self.endpoint.close()
+        for name, count in self.endpoint.counters().items():
+            self.world.counts[f"met {name}"] += count
 
     def left(self):
         """What is still here of any request."""
@@ -176,6 +178,7 @@ class WorkerProcess(Looped):
 
     def _transfer_turn(self):
         self.endpoint.turn(0)
+        self.world.check_leases(self)
         return self.endpoint.patience_s()
 
     def _desk(self):

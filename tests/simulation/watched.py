@@ -8,7 +8,7 @@ import numpy as np
 
 from engine.cache.block_pool import BlockPool
 from engine.cache.block_table import OwnerKind
-from kvtransfer.events import Closed, Received
+from kvtransfer.events import Closed, Opened, Received
 from kvtransfer.source_endpoint import TransferSource
 from kvtransfer.target_endpoint import TransferTarget
 from tests.fakes.hash_model import HashRunner, positions_of
@@ -119,11 +119,15 @@ class WatchedRunner(HashRunner):
 
 
 class WatchedSource(TransferSource):
+    """open_tickets: not closed. waiting: of those, the ones that still wait for the target."""
+
     def __init__(self, process, *, emit, **parts):
         self._process = process
         self.open_tickets = set()
+        self.waiting = set()
 
         def see(event):
+            self.waiting.discard(event.ticket_id)
             if isinstance(event, Closed):
                 self.open_tickets.remove(event.ticket_id)
                 process.pool.untouch(event.ticket_id)
@@ -134,20 +138,32 @@ class WatchedSource(TransferSource):
     def open(self, sealed, ticket, endpoints):
         super().open(sealed, ticket, endpoints)
         self.open_tickets.add(ticket.ticket_id)
+        self.waiting.add(ticket.ticket_id)
 
     def push(self, ticket_id, first_index, blocks):
         if ticket_id in self.open_tickets:
             self._process.pool.touch(ticket_id, blocks)
         super().push(ticket_id, first_index, blocks)
 
+    def cancel(self, ticket_id):
+        self.waiting.discard(ticket_id)
+        super().cancel(ticket_id)
+
 
 class WatchedTarget(TransferTarget):
+    """open_tickets: expected and not closed. waiting: of those, the ones that wait for their source."""
+
     def __init__(self, process, *, emit, **parts):
         self._process = process
         self.open_tickets = {}
+        self.waiting = set()
         self._received = {}
 
         def see(event):
+            if isinstance(event, Opened):
+                self.waiting.add(event.ticket_id)
+            else:
+                self.waiting.discard(event.ticket_id)
             if isinstance(event, Received):
                 # All is verified where it lies: the transfer has written its last.
                 self._received[event.ticket_id] = (event.first_token, process.pool.untouch(event.ticket_id))

@@ -9,14 +9,18 @@ from tests.simulation import oracle
 from tests.simulation.agenda import Agenda
 from tests.simulation.data_network import DataNetwork
 from tests.simulation.invariants import watching
-from tests.simulation.nemesis import Nemesis
+from tests.simulation.faults import PACKET_KINDS, Kind
+from tests.simulation.nemesis import STREAM_NOTICE_S, Nemesis
 from tests.simulation.processes import DecodeProcess, GatewayProcess, PrefillProcess
 from tests.simulation.scenario import BLOCK
 from tests.simulation.streams import Streams
 
 LOOK_S = 0.2
-ALL_ENDED_WITHIN_S = 120.0
+ALL_ENDED_WITHIN_S = 60.0
+DISTURBING = set(Kind) - {*PACKET_KINDS, Kind.CANCEL}
 RECOUNT_SHARE = 0.06
+LEASE_SLACK_S = 0.03
+"""An end looks at its timers every 20 ms."""
 
 
 class Violation(AssertionError):
@@ -100,7 +104,14 @@ class Client:
         if self.outcome is not None:
             self._world.fail("I8", f"request {self.number} ends {outcome} after {self.outcome}")
         self.outcome, self.detail = outcome, detail
+        self._check_punctual()
         self._world.ended(self)
+
+    def _check_punctual(self):
+        """A deadline is kept, unless something happened to the gateway's own process."""
+        late_s = 0.0 if self._deadline is None else self.gateway.clock() - self._deadline
+        if late_s > 0.05 + 4 * self.gateway.lag_s and self._world.calm(1.0, self.gateway.name):
+            self._world.fail("I12", f"request {self.number} ends {late_s:.3f} s after its deadline")
 
     def check_end(self):
         """The outcome is one that this request may have."""
@@ -143,7 +154,9 @@ class World:
         self.present = [client for client in self.clients if client.number not in scenario.absent]
         self._by_wire_id = {}
         self._commits = set()
-        self._last_end = 0.0
+        self.heard = {}
+        self._disturbances = [fault for fault in scenario.faults if fault.kind in DISTURBING]
+        self._gone_within_s = self._promised_end_s()
 
     def run(self):
         """From the first start to the end of all things. Raises Violation."""
@@ -210,6 +223,14 @@ class World:
         if self.dice.random() < RECOUNT_SHARE:
             self._recount(worker)
 
+    def check_leases(self, worker):
+        """I11: nobody waits for the other end of a transfer longer than the lease."""
+        longest_s = self.scenario.lease_ms / 1000 + LEASE_SLACK_S
+        for ticket_id in worker.endpoint.waiting:
+            heard = self.heard.get((worker.identity, ticket_id), self.agenda.now)
+            if (self.agenda.now - heard) * worker.rate > longest_s:
+                self.fail("I11", f"{worker.name} has waited since {heard} for the other end of a transfer")
+
     def dialled_by(self, peer):
         """Who really is at the other end of a connection."""
         return self.network.dialled[peer]
@@ -237,8 +258,34 @@ class World:
             self.fail("I7", f"{worker.name} commits wrong KV for request {client.number}")
 
     def ended(self, client):
-        self._last_end = self.agenda.now
         self.counts[f"ended {client.outcome}"] += 1
+        self.agenda.after(self._gone_within_s, lambda: self._check_gone(client))
+
+    def calm(self, seconds, *names):
+        """Whether nothing happened to these processes, or to anybody, that ended less than so long ago."""
+        since = self.agenda.now - seconds
+        return not any(
+            fault.at <= self.agenda.now and fault.over_at() >= since and (not names or names[0] in fault.who)
+            for fault in self._disturbances
+        )
+
+    def _check_gone(self, client):
+        """I9: what has ended owns nothing any more, once leases are over and the world was calm for as long."""
+        if not self.calm(self._gone_within_s):
+            self.agenda.after(LOOK_S, lambda: self._check_gone(client))
+            return
+        for name, process in self.processes.items():
+            if name not in self.scenario.gateways and client.wire_id in process.pool.owned():
+                self.fail("I9", f"{name} still has blocks of request {client.number}: {process.left()}")
+
+    def _promised_end_s(self):
+        """How long the blocks of a request may outlive it: when nothing is lost on the way a few round trips, else
+        leases, and the time that a silent peer is given."""
+        scenario = self.scenario
+        slowest_s = max(scenario.lags_s.values()) + scenario.data_latency_s + scenario.stream_latency_s
+        packets_lost = any(fault.kind in PACKET_KINDS for fault in scenario.faults)
+        lossy = packets_lost or self._disturbances
+        return 0.1 + 20 * slowest_s + (2.4 * scenario.lease_ms / 1000 + STREAM_NOTICE_S if lossy else 0.0)
 
     def _submit(self, client):
         gateway = self.processes.get(client.wish.gateway)
@@ -297,6 +344,8 @@ class World:
     def _recount(self, worker):
         ledger = worker.worker.ledger()
         whole = ledger.free + ledger.cached + ledger.owned + ledger.quarantined
+        if not worker.worker.tokens().balanced():
+            self.fail("I14", f"{worker.name}: tokens do not add up: {worker.worker.tokens()}")
         if ledger.violations or whole != ledger.total:
             self.fail("I1", f"{worker.name}: {ledger}")
         if ledger.owned != sum(owner is not None for owner in worker.pool.owners):

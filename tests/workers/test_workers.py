@@ -241,6 +241,23 @@ def test_those_that_wait_are_let_in_as_others_leave(bench_of, order_of):
         assert bench.p.tokens(name) + bench.d.tokens(name) == golden([1, 2, 3, 4, 5], 6)
 
 
+def test_blocks_that_were_still_written_into_go_to_the_next_as_soon_as_they_are_free(bench_of, order_of):
+    bench = bench_of(blocks=6)
+    orders = [order_of(f"r{number}") for number in range(3)]
+    tickets = [reserve(bench, order) for order in orders]
+    submit(bench, orders[0], tickets[0])
+    while bench.d.worker.ledger().owned == 0:
+        bench.turn()
+    bench.d.worker.cancel("g", orders[0].key)
+    assert kinds(bench.d).count(ReservedReport) == 2, "the blocks are not free yet"
+    bench.turn(3)
+    assert kinds(bench.d).count(ReservedReport) == 3
+    for order in orders:
+        bench.d.worker.cancel("g", order.key)
+        bench.p.worker.cancel("g", order.key)
+    bench.settle()
+
+
 @pytest.mark.parametrize("length", [3, 4, 5, 8])
 def test_an_answer_with_no_token_left_for_it_is_none_for_a_decode_worker(bench, order_of, length):
     """Its last position would need a block that nobody promised."""
