@@ -6,7 +6,7 @@ BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 PIP := $(BIN)/python -m pip install -q --disable-pip-version-check -c constraints.txt
 
-.PHONY: install serve test lint format stubs clean
+.PHONY: install serve test simulate lint format stubs clean
 
 install: $(STAMP)
 
@@ -23,6 +23,13 @@ serve: install
 
 test: lint
 	$(BIN)/python -m pytest
+
+# make simulate N=100000 [SEED=0] [JOBS=2]: that many histories of requests and faults, from that seed on.
+N ?= 1000
+SEED ?= 0
+JOBS ?= 1
+simulate: install
+	$(BIN)/python -m tests.simulation $(N) --seed $(SEED) --jobs $(JOBS)
 
 lint: install
 	$(BIN)/ruff format --check .

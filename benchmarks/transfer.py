@@ -178,11 +178,10 @@ class BareShmSender:
 def bare_receiver(
     kind: str, places: list[memoryview], folder: str
 ) -> Iterator[BareZmqReceiver | BareShmReceiver]:
-    bare: BareZmqReceiver | BareShmReceiver
-    if kind == "shm":
-        bare = BareShmReceiver(places)
-    else:
-        bare = BareZmqReceiver(binds(kind, folder, "bare")[0], len(places))
+    over_zmq = kind != "shm"
+    bare = (
+        BareZmqReceiver(binds(kind, folder, "bare")[0], len(places)) if over_zmq else BareShmReceiver(places)
+    )
     yield bare
     bare.close()
 

@@ -10,7 +10,7 @@ from crossdock.v1 import control_pb2 as pb
 
 
 def main(argv: Sequence[str]) -> int:
-    """Returns 0 when every ledger balances and nothing is owned where nothing is live, else 1."""
+    """Returns 0 when every ledger balances and nothing is owned or promised where nothing is live, else 1."""
     flags = control.parser("audit", "Checks every worker's block ledger.").parse_args(argv)
     return control.run(flags, _show)
 
@@ -25,13 +25,14 @@ def violations(response: pb.AuditResponse) -> list[str]:
 def _show(gateway: control.Control) -> int:
     response: pb.AuditResponse = gateway.call(gateway.stub.Audit, pb.AuditRequest())
     print(
-        f"{'worker':<16} {'total':>8} {'free':>8} {'cached':>8} {'owned':>8} {'in flight':>10} {'quarantined':>12}"
+        f"{'worker':<16} {'total':>8} {'free':>8} {'promised':>8} {'cached':>8} {'owned':>8} {'in flight':>10}"
+        f" {'quarantined':>12}"
     )
     for ledger in response.ledgers:
         print(
             f"{ledger.worker_id:<16} {ledger.total_blocks:>8} {ledger.free_blocks:>8}"
-            f" {ledger.cached_blocks:>8} {ledger.owned_blocks:>8} {ledger.in_flight_blocks:>10}"
-            f" {ledger.quarantined_blocks:>12}"
+            f" {ledger.promised_blocks:>8} {ledger.cached_blocks:>8} {ledger.owned_blocks:>8}"
+            f" {ledger.in_flight_blocks:>10} {ledger.quarantined_blocks:>12}"
         )
         for owner in ledger.owners:
             print(f"  {owner.kind} {owner.request_id}: {owner.blocks}")
@@ -63,3 +64,5 @@ def _ledger_violations(ledger: pb.WorkerLedger, live_requests: int) -> Iterator[
         yield f"{name}: {spent} tokens are accounted for, of {ledger.tokens.computed}"
     if live_requests == 0 and ledger.owned_blocks:
         yield f"{name}: {ledger.owned_blocks} blocks are owned, though nothing is live"
+    if live_requests == 0 and ledger.promised_blocks:
+        yield f"{name}: {ledger.promised_blocks} blocks are promised, though nothing is live"

@@ -118,6 +118,8 @@ async def _serve(options: WorkerOptions, role: Role, engine: Engine) -> None:
         on_start=partial(bind_to_cores, options.cores),
         inbox_actions_max=INBOX_ACTIONS_MAX,
     )
+    # Until its first action it would pass for one without a free block.
+    rim.flush(worker.load(0))
     crash_with_any_thread()
     transport.start()
     loop.start()

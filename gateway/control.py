@@ -54,9 +54,9 @@ class ControlServicer(ControlServiceServicer):
         before = self._admission.live
         ledgers = await asyncio.gather(*(_ledger(role, worker) for role, worker in self._workers()))
         live = max(before, self._admission.live)  # what came meanwhile may own what was counted
-        idle_owned = live == 0 and any(each.owned_blocks or each.quarantined_blocks for each in ledgers)
+        stranded = live == 0 and any(map(_in_use, ledgers))
         broken = any(each.violations or each.unreachable for each in ledgers)
-        return pb.AuditResponse(ledgers=ledgers, live_requests=live, balanced=not (broken or idle_owned))
+        return pb.AuditResponse(ledgers=ledgers, live_requests=live, balanced=not (broken or stranded))
 
     async def DrainWorker(  # noqa: N802
         self, request: pb.DrainWorkerRequest, context: grpc.aio.ServicerContext[Any, Any]
@@ -104,6 +104,11 @@ def _status(role: pb.WorkerRole, worker: WorkerRecord) -> pb.WorkerStatus:
     )
 
 
+def _in_use(ledger: pb.WorkerLedger) -> bool:
+    """Whether blocks belong or are promised to anybody, or are locked away."""
+    return bool(ledger.owned_blocks or ledger.promised_blocks or ledger.quarantined_blocks)
+
+
 async def _ledger(role: pb.WorkerRole, worker: WorkerRecord) -> pb.WorkerLedger:
     report = await worker.audit(AUDIT_TIMEOUT_S)
     if report is None:
@@ -116,6 +121,7 @@ async def _ledger(role: pb.WorkerRole, worker: WorkerRecord) -> pb.WorkerLedger:
         cached_blocks=report.cached_blocks,
         owned_blocks=report.owned_blocks,
         quarantined_blocks=report.quarantined_blocks,
+        promised_blocks=report.promised_blocks,
         owners=[
             pb.BlockOwner(kind=each.kind, request_id=each.request_id, blocks=each.blocks)
             for each in report.owners

@@ -72,9 +72,10 @@ class Orchestrator:
         """
         with self._admission.enter():
             journal = Journal(request, f"{self._gateway_epoch:x}-{next(self._numbers)}")
+            tried: list[Route] = []
             for number in range(1, ATTEMPTS_MAX + 1):
                 try:
-                    async with aclosing(self._follow(journal, number)) as batches:
+                    async with aclosing(self._follow(journal, number, tried)) as batches:
                         async for batch in batches:
                             yield batch
                     return
@@ -82,9 +83,13 @@ class Orchestrator:
                     if number == ATTEMPTS_MAX:
                         raise Unavailable("every attempt was lost", reason="ATTEMPTS_LOST") from lost
 
-    async def _follow(self, journal: Journal, number: int) -> AsyncGenerator[TokenBatch, None]:
+    async def _follow(
+        self, journal: Journal, number: int, tried: list[Route]
+    ) -> AsyncGenerator[TokenBatch, None]:
         """One attempt, from where the journal stands. Raises AttemptLost when another one should go on."""
-        attempt = await self._route(journal, number)
+        route = await self._route(journal, number, tried)
+        tried.append(route)
+        attempt = self._attempt(journal, number, route)
         alarm = self._set_alarm(journal.request, attempt.mailbox)
         try:
             attempt.begin()
@@ -99,16 +104,17 @@ class Orchestrator:
                 alarm.cancel()
             attempt.close()
 
-    async def _route(self, journal: Journal, number: int) -> Attempt:
-        """An attempt on the best pair. A first attempt finds one at once or is refused; a later one waits a little:
-        what it lost may be coming back."""
+    async def _route(self, journal: Journal, number: int, tried: list[Route]) -> Route:
+        """The best pair. A first attempt finds one at once or is refused; a later one waits a little: what it lost may
+        be coming back."""
         journal.begin()
         give_up = self._clock() + (0 if number == 1 else REROUTE_WAIT_S)
         while True:
             changed = self.next_change()
-            route = pick(self._prefills.views(), self._decodes.views(), tokens=journal.length_limit())
+            decodes = self._decodes.views() if journal.remaining() > 1 else None
+            route = pick(self._prefills.views(), decodes, tokens=journal.length_limit(), tried=tried)
             if isinstance(route, Route):
-                return self._attempt(journal, number, route)
+                return route
             await self._wait(changed, give_up, journal.request, route)
 
     async def _wait(self, changed: asyncio.Event, give_up: float, request: Request, missing: NoRoute) -> None:
@@ -118,6 +124,8 @@ class Orchestrator:
             async with asyncio.timeout(max(0.0, until - self._clock())):
                 await changed.wait()
         except TimeoutError:
+            if changed.is_set():  # in the last moment
+                return
             if until < give_up:
                 raise DeadlineExpired(TOO_LATE) from None
             reason = f"NO_{missing.pool.upper()}_WORKER"
@@ -127,7 +135,7 @@ class Orchestrator:
         order = journal.order(number, self._time_left_ms(journal.request))
         prefill = self._prefills.take(route.prefill)
         target = None
-        if journal.remaining() > 1:
+        if route.decode is not None:
             decode = self._decodes.take(route.decode)
             ticket = self._mint(order, prefill, decode)
             target = Target(worker=decode, ticket=ticket, ticket_key=self._ticket_key)

@@ -1,6 +1,6 @@
 """Which prefill and which decode worker serve an attempt: filter, score, pick. A pure function over views."""
 
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from dataclasses import dataclass
 
 
@@ -28,10 +28,10 @@ class WorkerView:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Route:
-    """The chosen pair, by address."""
+    """The chosen pair, by address. decode: None where nothing is handed over."""
 
     prefill: str
-    decode: str
+    decode: str | None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -41,21 +41,46 @@ class NoRoute:
     pool: str
 
 
-def pick(prefills: Iterable[WorkerView], decodes: Iterable[WorkerView], *, tokens: int) -> Route | NoRoute:
-    """The pair that is likely to answer first. tokens: of the sequence at its longest.
+def pick(
+    prefills: Iterable[WorkerView],
+    decodes: Iterable[WorkerView] | None,
+    *,
+    tokens: int,
+    tried: Collection[Route] = (),
+) -> Route | NoRoute:
+    """The pair that is likely to answer first. decodes: None for an answer that ends with its first token. tokens: of
+    the sequence at its longest. tried: before, in vain; workers of them only if there are no others.
 
     Of the workers that can hold the sequence: the prefill worker with the fewest queued tokens, the decode worker with
     the most room. Ties go to the one that was not picked for longest.
     """
     sources = sorted((each for each in prefills if _can_serve(each, tokens)), key=_prefill_score)
+    if not sources:
+        return NoRoute(pool="prefill")
+    if decodes is None:
+        routes = [Route(prefill=source.address, decode=None) for source in sources]
+        return _first(routes, tried)
     targets = sorted((each for each in decodes if _can_serve(each, tokens)), key=_decode_score)
-    if not sources or not targets:
-        return NoRoute(pool="decode" if sources else "prefill")
-    for source in sources:
-        for target in targets:
-            if source.fingerprint == target.fingerprint:
-                return Route(prefill=source.address, decode=target.address)
-    return NoRoute(pool="pair")
+    if not targets:
+        return NoRoute(pool="decode")
+    routes = [
+        Route(prefill=source.address, decode=target.address)
+        for source in sources
+        for target in targets
+        if source.fingerprint == target.fingerprint
+    ]
+    return _first(routes, tried) if routes else NoRoute(pool="pair")
+
+
+def _first(routes: list[Route], tried: Collection[Route]) -> Route:
+    """Whatever has least in common with what was tried: the gateway may reach both of a pair that is cut off from each
+    other, and then the one that gets nothing seems to have the most room."""
+    return min(
+        routes,
+        key=lambda route: sum(
+            (route.prefill == each.prefill) + (route.decode == each.decode) for each in tried
+        ),
+    )
 
 
 def _can_serve(worker: WorkerView, tokens: int) -> bool:

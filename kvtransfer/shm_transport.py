@@ -102,6 +102,7 @@ class ShmConnection:
         self._status = LinkStatus.DIALLING
         self._ring: Ring | None = None
         self._free: list[int] = []
+        self._taken: set[int] = set()
         try:
             self._packets.connect(_address(name))
             self._packets.require_same_user()
@@ -171,15 +172,14 @@ class ShmConnection:
         np.copyto(np.frombuffer(self._ring.slots[slot], np.uint8), np.frombuffer(payload, np.uint8))
         if not self._packets.send(pack_message(header, slot)):
             return False
-        self._free.pop()
+        self._taken.add(self._free.pop())
         self._owner.read(on_read)
         return True
 
     def _take_back(self, slots: list[int]) -> None:
-        assert self._ring is not None
-        known = range(len(self._ring.slots))
-        if any(slot not in known or slot in self._free for slot in slots):
+        if not self._taken.issuperset(slots) or len(set(slots)) < len(slots):
             raise BadPacket("freed what was not taken")
+        self._taken.difference_update(slots)
         self._free += slots
 
     def _lose(self) -> None:
@@ -196,6 +196,10 @@ class ShmTargetTransport:
         self._name = name
         self._block_bytes = block_bytes
         self._watch = watch or Watch()
+        self._names = count()
+        self._peers: dict[bytes, _Peer] = {}
+        self._readable: deque[_Peer] = deque()
+        self._lent: tuple[_Peer, int] | None = None
         self._listener = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         self._listener.setblocking(False)
         try:
@@ -205,10 +209,6 @@ class ShmTargetTransport:
             self.close()
             raise BindRefused(f"{SCHEME}://{name}: {error.strerror}") from error
         self._watch.look_at(self._listener.fileno(), zmq.POLLIN)
-        self._names = count()
-        self._peers: dict[bytes, _Peer] = {}
-        self._readable: deque[_Peer] = deque()
-        self._lent: tuple[_Peer, int] | None = None
 
     def endpoints(self) -> tuple[str, ...]:
         return (f"{SCHEME}://{self._name}",)
@@ -219,12 +219,14 @@ class ShmTargetTransport:
             peer = self._readable.popleft()
             try:
                 packet = peer.packets.receive()
-                if packet is not None:
-                    self._readable.append(peer)
-                    return self._arrival(peer, packet)
-                peer.tell_freed()
+                if packet is None:
+                    peer.tell_freed()
+                    continue
+                arrival = self._arrival(peer, packet)
             except (OSError, BadPacket):
                 return self._lose(peer)
+            self._readable.append(peer)
+            return arrival
         return None
 
     def send(self, peer: bytes, header: bytes) -> Delivery:

@@ -133,9 +133,7 @@ class SourceIO:
         if live is None or live.link is not link:
             self._counters.add("unknown_ticket")
             return
-        ticket = live.transfer.ticket
-        fences = (envelope.source_epoch, envelope.target_epoch, envelope.attempt)
-        if fences != (ticket.source_epoch, ticket.target_epoch, ticket.attempt):
+        if not wire.is_for(live.transfer.ticket, envelope):
             self._counters.add("fenced")
             return
         try:

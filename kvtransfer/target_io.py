@@ -231,7 +231,7 @@ class TargetIO:
             self._counters.add("unknown_ticket")
         elif transfer.peer != arrival.peer:
             self._counters.add("wrong_peer")
-        elif envelope != wire.for_ticket(transfer.ticket, envelope.message):
+        elif not wire.is_for(transfer.ticket, envelope):
             self._counters.add("fenced")
         elif live is None:
             self._counters.add("late")

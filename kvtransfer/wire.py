@@ -145,29 +145,39 @@ def for_ticket(ticket: Ticket, message: Message) -> Envelope:
     )
 
 
+def is_for(ticket: Ticket, envelope: Envelope) -> bool:
+    """Whether the message is fenced as this ticket wants it."""
+    return (
+        envelope.source_epoch == ticket.source_epoch
+        and envelope.target_epoch == ticket.target_epoch
+        and envelope.attempt == ticket.attempt
+        and envelope.ticket_id == ticket.ticket_id
+    )
+
+
 def encode(envelope: Envelope) -> bytes:
     """The header frame. A message outside its limits is our own mistake: it raises WireError all the same."""
     message = envelope.message
     kind = type(message)
-    values = tuple(getattr(message, name) for name in _NAMES[kind])
-    _SCHEMAS[kind](values)
+    given = [getattr(message, name) for name in _NAMES[kind]]
+    values = _SCHEMAS[kind](tuple(given))
     fences = (envelope.source_epoch, envelope.target_epoch, envelope.attempt, envelope.ticket_id)
     return schema.pack((WIRE_VERSION, _CODES[kind], *_FENCES(fences), *values))
 
 
 def decode(header: bytes | memoryview) -> Envelope:
     """The message in a header frame. Raises WireError for any other bytes."""
-    version, *rest = schema.unpack(header, HEADER_BYTES_MAX) or (None,)
+    values = schema.unpack(header, HEADER_BYTES_MAX)
+    version, code = (*values[:2], None, None)[:2]
     if type(version) is not int:
         raise WireError("no version")
     if version != WIRE_VERSION:
         raise UnknownVersion(f"version is not {WIRE_VERSION}")
-    code, fences, values = rest[:1], tuple(rest[1:5]), tuple(rest[5:])
-    kind = _KINDS.get(code[0]) if code and type(code[0]) is int else None
+    kind = _KINDS.get(code) if type(code) is int else None
     if kind is None:
         raise WireError("unknown message type")
-    source_epoch, target_epoch, attempt, ticket_id = _FENCES(fences)
-    checked = _SCHEMAS[kind](values)
+    source_epoch, target_epoch, attempt, ticket_id = _FENCES(values[2:6])
+    checked = _SCHEMAS[kind](values[6:])
     return Envelope(
         source_epoch=source_epoch,
         target_epoch=target_epoch,

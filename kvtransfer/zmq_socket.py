@@ -25,18 +25,22 @@ Socket: TypeAlias = zmq.Socket[bytes]
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ZmqOptions:
     """block_bytes: of one block; a peer that sends larger frames than a block and a header is cut off.
-    heartbeat_ms: between pings on an idle connection; a peer silent for three of them is gone.
-    hwm_messages: blocks queued per connection and end. probe_ms: how long after a lost connection peers are
-    asked whether it was theirs."""
+    heartbeat_ms: between pings on an idle connection; a peer silent for three of them is gone. queue_bytes:
+    of blocks queued per connection and end; with only a few, the ends wait for each other. probe_ms: how long
+    after a lost connection peers are asked whether it was theirs."""
 
     block_bytes: int
     heartbeat_ms: int = 1000
     handshake_ms: int = 3000
     reconnect_ms: int = 50
     reconnect_max_ms: int = 2000
-    hwm_messages: int = 8
+    queue_bytes: int = 16 * 1024 * 1024
     probe_ms: int = 300
     probe_interval_ms: int = 10
+
+    def hwm_messages(self) -> int:
+        """Of blocks, between 8 and 256."""
+        return min(max(8, self.queue_bytes // self.block_bytes), 256)
 
 
 def configure(raw: Socket, options: ZmqOptions) -> None:

@@ -22,7 +22,7 @@ class OwnedFields(Protocol):
 
 
 class LedgerFields(Protocol):
-    """Counts are blocks; free + cached + owned + quarantined = total."""
+    """Counts are blocks; free + cached + owned + quarantined = total; promised is a part of free."""
 
     @property
     def total(self) -> int: ...
@@ -34,6 +34,8 @@ class LedgerFields(Protocol):
     def owned(self) -> int: ...
     @property
     def quarantined(self) -> int: ...
+    @property
+    def promised(self) -> int: ...
     @property
     def owners(self) -> Sequence[OwnedFields]: ...
     @property
@@ -51,6 +53,7 @@ def to_audit_report(query_id: int, ledger: LedgerFields, tokens: TokenCounts) ->
         cached_blocks=ledger.cached,
         owned_blocks=ledger.owned,
         quarantined_blocks=ledger.quarantined,
+        promised_blocks=ledger.promised,
         owners=[
             pb.Owner(kind=str(each.owner.kind), request_id=each.owner.request_id, blocks=each.blocks)
             for each in ledger.owners

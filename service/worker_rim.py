@@ -111,11 +111,12 @@ class WorkerRim:
         if isinstance(failure, Exception):
             await _cut(context, gateway, failure)
 
-    async def report_load(self) -> None:
-        """Send the load to everybody when it has changed, and once a second anyway. Runs until cancelled."""
+    async def report_load(self, interval_s: float = LOAD_INTERVAL_S) -> None:
+        """Send the load to everybody when it has changed, and every LOAD_INTERVALS_MAX intervals anyway. Runs until
+        cancelled."""
         sent, quiet = None, 0
         while True:
-            await asyncio.sleep(LOAD_INTERVAL_S)
+            await asyncio.sleep(interval_s)
             quiet += 1
             if (self.load, self.draining) != sent or quiet >= LOAD_INTERVALS_MAX:
                 sent, quiet = (self.load, self.draining), 0

@@ -80,7 +80,7 @@ class AuditResponse(_message.Message):
     def __init__(self, ledgers: _Optional[_Iterable[_Union[WorkerLedger, _Mapping]]] = ..., live_requests: _Optional[int] = ..., balanced: _Optional[bool] = ...) -> None: ...
 
 class WorkerLedger(_message.Message):
-    __slots__ = ("worker_id", "role", "total_blocks", "free_blocks", "cached_blocks", "owned_blocks", "quarantined_blocks", "owners", "violations", "unreachable", "in_flight_blocks", "tokens")
+    __slots__ = ("worker_id", "role", "total_blocks", "free_blocks", "cached_blocks", "owned_blocks", "quarantined_blocks", "owners", "violations", "unreachable", "in_flight_blocks", "tokens", "promised_blocks")
     WORKER_ID_FIELD_NUMBER: _ClassVar[int]
     ROLE_FIELD_NUMBER: _ClassVar[int]
     TOTAL_BLOCKS_FIELD_NUMBER: _ClassVar[int]
@@ -93,6 +93,7 @@ class WorkerLedger(_message.Message):
     UNREACHABLE_FIELD_NUMBER: _ClassVar[int]
     IN_FLIGHT_BLOCKS_FIELD_NUMBER: _ClassVar[int]
     TOKENS_FIELD_NUMBER: _ClassVar[int]
+    PROMISED_BLOCKS_FIELD_NUMBER: _ClassVar[int]
     worker_id: str
     role: WorkerRole
     total_blocks: int
@@ -105,7 +106,8 @@ class WorkerLedger(_message.Message):
     unreachable: bool
     in_flight_blocks: int
     tokens: TokenCounts
-    def __init__(self, worker_id: _Optional[str] = ..., role: _Optional[_Union[WorkerRole, str]] = ..., total_blocks: _Optional[int] = ..., free_blocks: _Optional[int] = ..., cached_blocks: _Optional[int] = ..., owned_blocks: _Optional[int] = ..., quarantined_blocks: _Optional[int] = ..., owners: _Optional[_Iterable[_Union[BlockOwner, _Mapping]]] = ..., violations: _Optional[_Iterable[str]] = ..., unreachable: _Optional[bool] = ..., in_flight_blocks: _Optional[int] = ..., tokens: _Optional[_Union[TokenCounts, _Mapping]] = ...) -> None: ...
+    promised_blocks: int
+    def __init__(self, worker_id: _Optional[str] = ..., role: _Optional[_Union[WorkerRole, str]] = ..., total_blocks: _Optional[int] = ..., free_blocks: _Optional[int] = ..., cached_blocks: _Optional[int] = ..., owned_blocks: _Optional[int] = ..., quarantined_blocks: _Optional[int] = ..., owners: _Optional[_Iterable[_Union[BlockOwner, _Mapping]]] = ..., violations: _Optional[_Iterable[str]] = ..., unreachable: _Optional[bool] = ..., in_flight_blocks: _Optional[int] = ..., tokens: _Optional[_Union[TokenCounts, _Mapping]] = ..., promised_blocks: _Optional[int] = ...) -> None: ...
 
 class TokenCounts(_message.Message):
     __slots__ = ("computed", "delivered", "live", "wasted")

@@ -43,9 +43,9 @@ class HashRunner:
         return torch.from_numpy(logits_for(chosen))
 
     def _write(self, item: BatchItem) -> None:
-        position = item.first_position
-        before = self._read(item, position)[-POSITION_BYTES:] if position else START
-        for position, token in enumerate(item.tokens, position):
+        first = item.first_position
+        before = self._read(item, first)[-POSITION_BYTES:] if first else START
+        for position, token in enumerate(item.tokens, first):
             before = position_kv(before, token, position)
             halves = self._halves[item.block_table[position // self._size], :, position % self._size]
             halves[:] = np.frombuffer(before, np.uint8).reshape(2, -1)

@@ -43,7 +43,7 @@ class NotedWorker:
     def ledger(self):
         owner = SimpleNamespace(kind="hold", request_id="r")
         owners = [SimpleNamespace(owner=owner, blocks=3)]
-        counts = {"total": 10, "free": 5, "cached": 1, "owned": 3, "quarantined": 1}
+        counts = {"total": 10, "free": 5, "cached": 1, "owned": 3, "quarantined": 1, "promised": 2}
         return SimpleNamespace(**counts, owners=owners, violations=["block 1 is nowhere"])
 
     def load(self, step):

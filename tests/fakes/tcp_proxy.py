@@ -10,7 +10,7 @@ from contextlib import suppress
 
 CHUNK_BYTES = 64 * 1024
 CHUNKS_MAX = 4096
-"""Under way in one direction of one connection: what a long link holds. Then its sender is not read any more."""
+"""Under way in one direction of one connection: what a long link holds. Then its sender is read no more."""
 
 
 class Lane:
@@ -46,6 +46,8 @@ class Lane:
             while data := await reader.read(CHUNK_BYTES):
                 await under_way.put((self._loop.time() + self.delay_s, data))
                 await self._wait_open()
+                if self.bytes_per_s is not None:
+                    await asyncio.sleep(len(data) / self.bytes_per_s)
             raise ConnectionResetError
 
     async def _let_out(self, under_way, writer):
@@ -55,8 +57,6 @@ class Lane:
             await self._wait_open()
             writer.write(data)
             await writer.drain()
-            if self.bytes_per_s is not None:
-                await asyncio.sleep(len(data) / self.bytes_per_s)
 
     async def _wait_open(self):
         if not self._open.is_set():

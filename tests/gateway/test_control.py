@@ -156,6 +156,8 @@ OWNING = {"total_blocks": 100, "free_blocks": 98, "owned_blocks": 2, "owners": [
         (OWNING, 1, True),
         (OWNING, 0, False),
         ({"total_blocks": 100, "free_blocks": 99, "quarantined_blocks": 1}, 0, False),
+        ({**EMPTY, "promised_blocks": 7}, 1, True),
+        ({**EMPTY, "promised_blocks": 7}, 0, False),
         ({"total_blocks": 100, "free_blocks": 98, "cached_blocks": 2}, 0, True),
         ({**OWNING, "violations": ["block 3 is in 2 places"]}, 1, False),
     ],
@@ -176,9 +178,8 @@ async def test_the_books_balance_when_nothing_is_broken_and_an_idle_system_owns_
     ledger = answer.ledgers[1]
     assert (ledger.worker_id, ledger.role, ledger.unreachable) == ("d", pb.WORKER_ROLE_DECODE, False)
     assert (ledger.total_blocks, ledger.free_blocks) == (100, report["free_blocks"])
-    assert (ledger.owned_blocks, ledger.cached_blocks, ledger.quarantined_blocks) == tuple(
-        report.get(name, 0) for name in ("owned_blocks", "cached_blocks", "quarantined_blocks")
-    )
+    for name in ("owned_blocks", "promised_blocks", "cached_blocks", "quarantined_blocks"):
+        assert getattr(ledger, name) == report.get(name, 0)
     assert list(ledger.violations) == report.get("violations", [])
     assert [(each.kind, each.request_id, each.blocks) for each in ledger.owners] == [
         (each.kind, each.request_id, each.blocks) for each in report.get("owners", [])

@@ -79,3 +79,22 @@ def test_equal_workers_are_picked_in_turn():
         picked[route.decode] = number
         counts[route.decode] += 1
     assert set(counts.values()) == {3}
+
+
+def test_a_pair_that_was_tried_is_picked_again_only_when_there_is_no_other():
+    tried = [Route(prefill="p", decode="d")]
+    assert pick([P], [D, worker("e", sequences=7)], tokens=60, tried=tried).decode == "e"
+    assert pick([P, worker("q", queued_tokens=9)], [D], tokens=60, tried=tried).prefill == "q"
+    assert pick([P], [D], tokens=60, tried=tried) == tried[0]
+
+
+def test_a_second_attempt_has_neither_worker_of_the_first_where_there_are_others():
+    sources = [P, worker("q", queued_tokens=9)]
+    targets = [D, worker("e", sequences=7)]
+    tried = [Route(prefill="p", decode="d")]
+    assert pick(sources, targets, tokens=60, tried=tried) == Route(prefill="q", decode="e")
+
+
+def test_an_answer_of_one_token_needs_no_decode_worker():
+    assert pick([P], None, tokens=60) == Route(prefill="p", decode=None)
+    assert pick([worker("gone", ready=False)], None, tokens=60) == NoRoute(pool="prefill")

@@ -2,6 +2,7 @@
 
 from dataclasses import replace
 
+import numpy as np
 import pytest
 
 from kvtransfer import events, wire
@@ -194,6 +195,26 @@ def test_only_the_right_block_from_the_right_peer_is_placed(world, pair):
         "duplicate_block": 1,
         "blocks_placed": 1,
     }
+
+
+@pytest.mark.parametrize("times", [1, 2])
+def test_what_is_verified_is_what_lies_in_the_block_and_not_what_was_sent(world, pair, monkeypatch, times):
+    """A source that shares memory can change bytes after a look at them and before they are copied."""
+    copy, scribbles = np.copyto, iter([True] * times)
+
+    def copy_scribbled(place, payload):
+        copy(place, payload)
+        place[3] ^= next(scribbles, False)
+
+    monkeypatch.setattr(np, "copyto", copy_scribbled)
+    ticket = world.ticket(blocks=1)
+    blocks = pair.hand_over(ticket)
+    pair.run_to_close(ticket)
+    assert pair.target.counters()["damaged_block"] == times
+    if times == 1:
+        assert pair.received_bytes[ticket.ticket_id] == [bytes(block) for block in blocks]
+    else:
+        assert pair.names(pair.target_events, ticket) == ["Opened", "Failed", "Closed"]
 
 
 def test_a_block_before_the_places_are_bound_is_not_placed(world, pair):

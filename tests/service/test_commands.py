@@ -271,7 +271,12 @@ def ledger(**blocks) -> control_pb2.WorkerLedger:
         (
             {"ledgers": [ledger(total_blocks=8, free_blocks=6, owned_blocks=2)], "balanced": True},
             1,
-            "nothing is live",
+            "2 blocks are owned, though nothing is live",
+        ),
+        (
+            {"ledgers": [ledger(total_blocks=8, free_blocks=8, promised_blocks=3)], "balanced": True},
+            1,
+            "3 blocks are promised, though nothing is live",
         ),
         (
             {"ledgers": [ledger(total_blocks=8, free_blocks=7)], "balanced": True},

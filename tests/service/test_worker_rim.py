@@ -228,7 +228,7 @@ async def test_an_audit_recounts_the_ledger_and_sends_the_load_of_the_same_momen
     report = await gateway.hear("audit")
     assert report.query_id == 42
     counts = (report.total_blocks, report.free_blocks, report.cached_blocks, report.owned_blocks)
-    assert (*counts, report.quarantined_blocks) == (10, 5, 1, 3, 1)
+    assert (*counts, report.quarantined_blocks, report.promised_blocks) == (10, 5, 1, 3, 1, 2)
     assert [(each.kind, each.request_id, each.blocks) for each in report.owners] == [("hold", "r", 3)]
     assert list(report.violations) == ["block 1 is nowhere"]
 

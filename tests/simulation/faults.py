@@ -61,6 +61,7 @@ class Fault:
 def draw_faults(dice, scenario, kinds):
     """The scenario with faults. kinds: which ones, None for some drawn ones; with a few, there is much of them."""
     rate = dice.choice((0.003, 0.01, 0.03, 0.08) if kinds is None else (0.03, 0.1, 0.3))
+    counts = (1, 1, 2, 4) if kinds is None else (4, 8, 12)
     if kinds is None:
         share = dice.choice((0.0, 0.15, 0.15, 0.3, 0.3, 0.6, 0.6))
         kinds = [kind for kind in Kind if dice.random() < share]
@@ -70,8 +71,7 @@ def draw_faults(dice, scenario, kinds):
             hit = [number for number in range(PACKETS_MAX) if dice.random() < rate]
             faults += [Fault(kind, number, seconds=_late_s(dice), share=dice.random()) for number in hit]
         else:
-            count = dice.choice((1, 1, 2, 4))
-            faults += [_timed(dice, kind, scenario) for _ in range(count)]
+            faults += [_timed(dice, kind, scenario) for _ in range(dice.choice(counts))]
     return replace(scenario, faults=tuple(faults))
 
 

@@ -2,11 +2,14 @@
 
 from collections import Counter
 from dataclasses import replace
+from itertools import count
+
+from structlog.testing import capture_logs
 
 from tests.simulation.scenario import draw
 from tests.simulation.world import Violation, World
 
-TRIES_MAX = 150
+TRIES_MAX = 300
 
 
 class Failed(AssertionError):
@@ -30,7 +33,7 @@ def run(seed):
     violation, counts = attempt(scenario)
     if violation is None:
         return counts
-    least = shorten(scenario, rule_of(violation))
+    least = shorten(scenario, lambda candidate: _breaks(candidate, _rule_of(violation)))
     again, _ = attempt(least)
     raise Failed(scenario, least, again or violation, counts) from violation
 
@@ -51,40 +54,45 @@ def attempt(scenario):
     """(what went wrong or None, counts)."""
     world = World(scenario)
     try:
-        world.run()
+        with capture_logs():
+            world.run()
     except Exception as violation:
         return violation, world.counts
     return None, world.counts
 
 
-def rule_of(violation):
+def _breaks(scenario, rule):
+    violation, _ = attempt(scenario)
+    return violation is not None and _rule_of(violation) == rule
+
+
+def _rule_of(violation):
     return violation.rule if isinstance(violation, Violation) else type(violation).__name__
 
 
-def shorten(scenario, rule):
-    """Drop faults, then requests, in ever smaller groups, as long as the same rule is broken."""
-    tries = 0
-
-    def still_fails(candidate):
-        nonlocal tries
-        tries += 1
-        violation, _ = attempt(candidate)
-        return violation is not None and rule_of(violation) == rule
+def shorten(scenario, fails):
+    """Drop faults, then requests, in ever smaller groups, as long as it still fails."""
+    tries = count()
 
     def reduced(items, make):
-        kept, group = list(items), max(1, len(items) // 2)
-        while kept and tries < TRIES_MAX:
-            for start in range(0, len(kept), group):
+        kept = list(items)
+        for group in _halves(len(kept)):
+            start = 0
+            while start < len(kept):
                 fewer = kept[:start] + kept[start + group :]
-                if tries < TRIES_MAX and still_fails(make(fewer)):
+                if next(tries) < TRIES_MAX and fails(make(fewer)):
                     kept = fewer
-                    break
-            else:
-                if group == 1:
-                    break
-                group = max(1, group // 2)
+                else:
+                    start += group
         return make(kept)
 
     everybody = set(range(len(scenario.wishes)))
     fewest = reduced(scenario.faults, lambda kept: replace(scenario, faults=tuple(kept)))
     return reduced(sorted(everybody), lambda kept: replace(fewest, absent=frozenset(everybody - set(kept))))
+
+
+def _halves(number):
+    while number > 1:
+        number = -(-number // 2)
+        yield number
+    yield 1

@@ -3,16 +3,20 @@
 `watching` wraps the few calls by which a message takes effect, for the length of one history.
 """
 
+from collections import Counter
 from contextlib import contextmanager
 
 from gateway.attempt import Attempt, AttemptLost
-from kvtransfer.actions import Place
+from kvtransfer.actions import Place, Send
 from kvtransfer.incoming import IncomingTransfer
 from kvtransfer.outgoing import OutgoingTransfer
 from kvtransfer.source_io import SourceIO
 from kvtransfer.target_io import TargetIO
+from kvtransfer.wire import Resend
+from tests.simulation.faults import Kind
 
 TAKEN_BY_TARGET = ("opened", "block", "manifest", "aborted")
+SENDING = ("push", "finish", "granted", "resend")
 TAKEN_BY_SOURCE = ("granted", "resend", "committed", "refused")
 
 
@@ -26,7 +30,9 @@ def watching(world):
         *((IncomingTransfer, name, eyes.accepts) for name in TAKEN_BY_TARGET),
         *((OutgoingTransfer, name, eyes.accepts) for name in TAKEN_BY_SOURCE),
         (OutgoingTransfer, "start", eyes.starts),
+        *((OutgoingTransfer, name, eyes.sends) for name in SENDING),
         (IncomingTransfer, "placed", eyes.verifies),
+        *((IncomingTransfer, name, eyes.asks_again) for name in ("manifest", "placed")),
         (Attempt, "begin", eyes.attempt_begins),
         (Attempt, "hear", eyes.attempt_hears),
         (Attempt, "close", eyes.attempt_closes),
@@ -48,6 +54,9 @@ class _Eyes:
         self._identities = None
         self._hearer = None
         self._verified = set()
+        self._sent = Counter()
+        self._allowed = Counter()
+        self._flips = any(fault.kind is Kind.FLIP_HEADER for fault in world.scenario.faults)
         self._current = {}
 
     def target_hears(self, method):
@@ -106,9 +115,38 @@ class _Eyes:
         def placed(transfer, frame, digest, now):
             if digest == frame.digest:
                 self._verified.add((transfer.ticket.ticket_id, frame.index))
+                self._allowed[transfer.ticket.ticket_id] += 1
             return method(transfer, frame, digest, now)
 
         return placed
+
+    def asks_again(self, method):
+        def ask(transfer, *args):
+            actions = method(transfer, *args)
+            for action in actions:
+                if isinstance(action, Send) and isinstance(action.message, Resend):
+                    self._allowed[transfer.ticket.ticket_id] += len(action.message.indices)
+            return actions
+
+        return ask
+
+    def sends(self, method):
+        """I10: no more blocks under way than the target has room for. A damaged grant may say otherwise."""
+
+        def send(transfer, *args):
+            actions = method(transfer, *args)
+            ticket_id = transfer.ticket.ticket_id
+            self._sent[ticket_id] += sum(
+                isinstance(action, Send) and action.payload_index is not None for action in actions
+            )
+            allowed = self._allowed[ticket_id] + self._world.scenario.window_blocks
+            if self._sent[ticket_id] > allowed and not self._flips:
+                self._world.fail(
+                    "I10", f"{self._sent[ticket_id]} blocks sent of {allowed} for {transfer.ticket}"
+                )
+            return actions
+
+        return send
 
     def _require_unverified(self, ticket, actions):
         """I3: a block that was verified is never written again."""

@@ -25,6 +25,7 @@ from tests.simulation.faults import Kind
 PACKETS = (Kind.DROP, Kind.DUPLICATE, Kind.REORDER, Kind.REPLAY)
 FLIPS = (Kind.FLIP_HEADER,)
 DEATHS = (Kind.KILL, Kind.FREEZE, Kind.BREAK_STREAM)
+SILENCE = (Kind.STALL_DATA, Kind.FREEZE)
 CANCELS = (Kind.CANCEL, Kind.SLOW, Kind.STALL_DATA)
 
 
@@ -65,7 +66,7 @@ MUTANTS = (
         "the target does not look at epoch and attempt",
         TargetIO,
         "_on_transfer_message",
-        {"envelope != wire.for_ticket(transfer.ticket, envelope.message)": "False"},
+        {"not wire.is_for(transfer.ticket, envelope)": "False"},
         FLIPS,
     ),
     Mutant(
@@ -100,7 +101,7 @@ MUTANTS = (
         "the source does not look at epoch and attempt",
         SourceIO,
         "_on_message",
-        {"fences != (ticket.source_epoch, ticket.target_epoch, ticket.attempt)": "False"},
+        {"not wire.is_for(live.transfer.ticket, envelope)": "False"},
         FLIPS,
     ),
     Mutant(
@@ -128,9 +129,7 @@ MUTANTS = (
         "a withdrawn reservation does not wait for the last write",
         Reservations,
         "_sweep",
-        {
-            "reservation.state is ReservationState.GONE": "reservation.state in (ReservationState.GONE, ReservationState.WITHDRAWN)"
-        },
+        {"reservation.state is ReservationState.GONE": "reservation.state.name in ('GONE', 'WITHDRAWN')"},
         CANCELS,
     ),
     Mutant(
@@ -169,18 +168,25 @@ MUTANTS = (
         PACKETS,
     ),
     Mutant(
+        "a source sends more than it was granted",
+        OutgoingTransfer,
+        "_pump",
+        {"self._sent_bytes + self._block_bytes <= self._granted_bytes": "self._granted_bytes"},
+        (),
+    ),
+    Mutant(
         "a target waits for ever",
         IncomingTransfer,
         "tick",
         {"now - self._heard >= self.ticket.lease_s()": "False"},
-        DEATHS,
+        SILENCE,
     ),
     Mutant(
         "a source waits for ever",
         OutgoingTransfer,
         "tick",
         {"now - self._heard >= lease": "False"},
-        DEATHS,
+        SILENCE,
     ),
     Mutant(
         "a withdrawn reservation is bound",
@@ -215,7 +221,8 @@ MUTANTS = (
         WorkerRecord,
         "_pass_on",
         {
-            "self._bookings.get(report.key)": "next((b for k, b in self._bookings.items() if k.request_id == report.key.request_id), None)"
+            "self._bookings.get(report.key)": "next((booking for key, booking in self._bookings.items()"
+            " if key.request_id == report.key.request_id), None)"
         },
         DEATHS,
     ),

@@ -6,14 +6,17 @@ from dataclasses import dataclass
 from tests.fakes.hash_model import VOCAB
 from tests.simulation.faults import Fault, draw_faults
 
+KEY = b"0123456789abcdef0123456789abcdef"
 BLOCK = 4
+AMPLE = (1000,) * 9
 STARTED_S = 0.5
 """By now every gateway has found every worker."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Wish:
-    """What one client asks. deadline_s: from its start, on the gateway's clock."""
+    """What one client asks. deadline_s: from its start, on the gateway's clock. pause_s: how long it chews on each
+    batch. enough: tokens after which it wants no more, as after a stop string."""
 
     gateway: str
     at: float
@@ -26,6 +29,8 @@ class Wish:
     top_k: int = 0
     seed: int = 0
     deadline_s: float | None = None
+    pause_s: float = 0.0
+    enough: int | None = None
 
     def tokens(self):
         return len(self.prompt) + self.max_tokens
@@ -34,7 +39,8 @@ class Wish:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Scenario:
     """blocks: of each worker, by name. rates: how fast each process's clock goes. lags_s: how long each process's
-    threads take to wake up. absent: numbers of the wishes that nobody has after all."""
+    threads take to wake up. absent: numbers of the wishes that nobody has after all. remembered_max:
+    peers and ended transfers that a target remembers."""
 
     seed: int
     blocks: dict[str, int]
@@ -47,12 +53,19 @@ class Scenario:
     budget_tokens: int = 7
     seats: int = 8
     queue_requests_max: int = 100
+    inbox_actions_max: int = 65_536
+    transfers_max: int = 1024
+    remembered_max: int = 1024
     window_blocks: int = 64
     capacity_packets: int = 16
     lease_ms: int = 1000
     connect_ms: int = 300
     data_latency_s: float = 0.0002
     stream_latency_s: float = 0.0003
+
+    def may_refuse(self):
+        """Whether a queue can be full."""
+        return min(self.queue_requests_max, self.inbox_actions_max, self.transfers_max) < len(self.wishes)
 
     def prefills(self):
         return tuple(name for name in self.blocks if name.startswith("p"))
@@ -88,6 +101,8 @@ def draw(seed, kinds=None):
     wishes = tuple(_wish(dice, dice.choice(gateways), spread_s) for _ in range(dice.randint(4, 12)))
     everybody = (*names, *gateways)
     skewed, slow = dice.random() < 0.5, dice.random() < 0.4
+    capacity, latency_s = dice.choice((1, 2, 4, 16)), dice.choice((0.00002, 0.0002, 0.002, 0.02))
+    hasty = not slow and capacity >= 4 and latency_s < 0.02
     scenario = Scenario(
         seed=seed,
         blocks={name: _blocks(dice, wishes) for name in names},
@@ -97,12 +112,16 @@ def draw(seed, kinds=None):
         wishes=wishes,
         budget_tokens=dice.choice((1, 2, 3, 5, 7, 16, 64)),
         seats=dice.choice((1, 2, 4, 8, 8)),
-        queue_requests_max=dice.choice((2, 100, 100, 100, 100)),
+        queue_requests_max=dice.choice((2, *AMPLE)),
+        inbox_actions_max=dice.choice((2, *AMPLE)),
+        transfers_max=dice.choice((2, *AMPLE)),
+        remembered_max=dice.choice((1, *AMPLE)),
         window_blocks=dice.choice((1, 2, 3, 64)),
-        capacity_packets=dice.choice((1, 2, 4, 16)),
-        lease_ms=dice.choice((300, 1000, 1000, 3000)),
+        capacity_packets=capacity,
+        # Shorter than a few round trips, with signs of life that find no room, none can be kept.
+        lease_ms=dice.choice((300, 1000) if hasty else (1000, 3000)),
         connect_ms=dice.choice((300, 1000)),
-        data_latency_s=dice.choice((0.00002, 0.0002, 0.002, 0.02)),
+        data_latency_s=latency_s,
         stream_latency_s=dice.choice((0.0001, 0.0003, 0.003, 0.03)),
     )
     return draw_faults(dice, scenario, kinds)
@@ -125,6 +144,8 @@ def _wish(dice, gateway, spread_s):
         top_k=dice.choice((0, 2)) if sampled else 0,
         seed=dice.getrandbits(62) if sampled else 0,
         deadline_s=dice.choice((0.02, 0.2, 1.0, 8.0)) if dice.random() < 0.15 else None,
+        pause_s=dice.choice((0.001, 0.05, 0.4)) if dice.random() < 0.15 else 0.0,
+        enough=dice.randint(1, max_tokens) if dice.random() < 0.15 else None,
     )
 
 

@@ -154,7 +154,9 @@ class Pipe:
             if message is _OPENED:
                 self._reader.serve(self.stream)
             elif message is _BROKEN and self.stream.handler is not None and self is self.stream.up:
+                # gRPC does so more than once.
                 self.stream.handler.cancel()
+                self._reader.loop.call_soon(self.stream.handler.cancel)
             else:
                 self._arrived.append(message)
         if self._arrived and self._waiter is not None and not self._waiter.done():

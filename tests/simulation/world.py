@@ -2,21 +2,23 @@
 
 import random
 from collections import Counter
+from contextlib import contextmanager
+from functools import partial
 
-from gateway.request import Request, Sampling, Stop
 from tests.fakes.hash_model import POSITION_BYTES, hash_layout
-from tests.simulation import oracle
 from tests.simulation.agenda import Agenda
+from tests.simulation.client import Client
 from tests.simulation.data_network import DataNetwork
-from tests.simulation.invariants import watching
 from tests.simulation.faults import PACKET_KINDS, Kind
+from tests.simulation.gateways import GatewayProcess
+from tests.simulation.invariants import watching
 from tests.simulation.nemesis import STREAM_NOTICE_S, Nemesis
-from tests.simulation.processes import DecodeProcess, GatewayProcess, PrefillProcess
 from tests.simulation.scenario import BLOCK
 from tests.simulation.streams import Streams
+from tests.simulation.workers import DecodeProcess, PrefillProcess
 
 LOOK_S = 0.2
-ALL_ENDED_WITHIN_S = 60.0
+ALL_ENDED_WITHIN_S = 50.0
 DISTURBING = set(Kind) - {*PACKET_KINDS, Kind.CANCEL}
 RECOUNT_SHARE = 0.06
 LEASE_SLACK_S = 0.03
@@ -29,107 +31,6 @@ class Violation(AssertionError):
     def __init__(self, rule, what):
         super().__init__(f"{rule}: {what}")
         self.rule = rule
-
-
-class Client:
-    """One request and what became of it. outcome: stop, length, cancelled, broken, or the name of a service error."""
-
-    def __init__(self, world, number, wish):
-        self.number = number
-        self.wish = wish
-        self.tokens = []
-        self.outcome = None
-        self.detail = ""
-        self.task = None
-        self.gateway = None
-        self.wire_id = None
-        self.attempts = 0
-        self.answer = oracle.answer(
-            wish.prompt,
-            max_tokens=wish.max_tokens,
-            min_tokens=wish.min_tokens,
-            stop=wish.stop,
-            temperature=wish.temperature,
-            top_p=wish.top_p,
-            top_k=wish.top_k,
-            seed=wish.seed,
-        )
-        self._world = world
-        self._deadline = None
-
-    def request(self, now):
-        wish = self.wish
-        self._deadline = None if wish.deadline_s is None else now + wish.deadline_s
-        return Request(
-            id=str(self.number),
-            model="hash",
-            prompt_token_ids=wish.prompt,
-            sampling=Sampling(
-                temperature=wish.temperature,
-                top_p=wish.top_p,
-                top_k=wish.top_k,
-                min_p=0.0,
-                seed=wish.seed,
-                logprobs=None,
-            ),
-            stop=Stop(
-                max_tokens=wish.max_tokens,
-                min_tokens=wish.min_tokens,
-                token_ids=wish.stop,
-                strings=(),
-                include_string=False,
-            ),
-            include_special_tokens=False,
-            deadline=self._deadline,
-        )
-
-    def take(self, batch):
-        """I6, I7: the next positions of the right answer, and nothing after its end."""
-        fail = self._world.fail
-        if self.outcome is not None:
-            fail("I8", f"request {self.number} is told more after {self.outcome}")
-        for token in batch.tokens:
-            if token.position != len(self.tokens):
-                fail("I6", f"request {self.number} is told position {token.position} at {len(self.tokens)}")
-            self.tokens.append(token.token_id)
-        right = self.answer.tokens[: len(self.tokens)]
-        if tuple(self.tokens) != right:
-            fail("I7", f"request {self.number} is told {self.tokens}, not {right}")
-        if batch.end is not None:
-            self.end(batch.end.name.lower())
-
-    def end(self, outcome, detail=""):
-        if self.outcome == "broken":
-            return
-        if self.outcome is not None:
-            self._world.fail("I8", f"request {self.number} ends {outcome} after {self.outcome}")
-        self.outcome, self.detail = outcome, detail
-        self._check_punctual()
-        self._world.ended(self)
-
-    def _check_punctual(self):
-        """A deadline is kept, unless something happened to the gateway's own process."""
-        late_s = 0.0 if self._deadline is None else self.gateway.clock() - self._deadline
-        if late_s > 0.05 + 4 * self.gateway.lag_s and self._world.calm(1.0, self.gateway.name):
-            self._world.fail("I12", f"request {self.number} ends {late_s:.3f} s after its deadline")
-
-    def check_end(self):
-        """The outcome is one that this request may have."""
-        fail, faults = self._world.fail, self._world.scenario.faults
-        if self.outcome in ("stop", "length"):
-            if (tuple(self.tokens), self.outcome) != (self.answer.tokens, self.answer.end):
-                fail("I7", f"request {self.number} ends {self.outcome} with {self.tokens}, not {self.answer}")
-        elif self.outcome == "DeadlineExpired":
-            if self._deadline is None or self.gateway.clock() < self._deadline - 0.01:
-                fail("I8", f"request {self.number} is too late for a deadline of {self.wish.deadline_s} s")
-        elif self.outcome == "Exhausted":
-            if self._world.scenario.queue_requests_max > len(self._world.clients):
-                fail("I8", f"request {self.number} is refused by a queue with room")
-        elif self.outcome == "Unavailable":
-            if not faults:
-                fail("I8", f"request {self.number} is not served: {self.detail}")
-        elif self.outcome not in ("cancelled", "broken"):
-            fail("I8", f"request {self.number} ends with {self.outcome}: {self.detail}")
 
 
 class World:
@@ -160,17 +61,43 @@ class World:
 
     def run(self):
         """From the first start to the end of all things. Raises Violation."""
+        with self.begun():
+            self.finish()
+        return self.counts
+
+    @contextmanager
+    def begun(self):
+        """Everybody has started, and nothing has happened yet."""
         with watching(self):
             try:
                 for name in self.scenario.processes():
                     self.start(name)
                 for client in self.present:
-                    self.agenda.at(client.wish.at, lambda client=client: self._submit(client))
-                self._go_on()
+                    self.agenda.at(client.wish.at, partial(self._submit, client))
+                yield self
             finally:
                 for process in self.processes.values():
                     process.end()
-        return self.counts
+
+    def until(self, condition):
+        """Go on until something is so."""
+        while not condition():
+            self.step()
+            if self.agenda.now > ALL_ENDED_WITHIN_S:
+                self.fail("I12", "what the scene waits for does not happen")
+
+    def finish(self):
+        """Go on until all is over. Raises Violation."""
+        look_at = LOOK_S
+        quiet_from = max((self.nemesis.over_at, *(client.wish.at for client in self.present)))
+        while True:
+            self.step()
+            if self.agenda.now >= look_at:
+                look_at = self.agenda.now + LOOK_S
+                if self.agenda.now > quiet_from and self._all_over():
+                    return
+                if self.agenda.now > quiet_from + ALL_ENDED_WITHIN_S:
+                    self._fail_hanging()
 
     def start(self, name):
         """A process starts, at the same address as the one before it."""
@@ -279,13 +206,15 @@ class World:
                 self.fail("I9", f"{name} still has blocks of request {client.number}: {process.left()}")
 
     def _promised_end_s(self):
-        """How long the blocks of a request may outlive it: when nothing is lost on the way a few round trips, else
-        leases, and the time that a silent peer is given."""
+        """How long the blocks of a request may outlive it: when nothing is lost on the way a few round trips and one
+        sign of life, since a last word may have found no room; else leases, and the time that a silent peer is
+        given."""
         scenario = self.scenario
         slowest_s = max(scenario.lags_s.values()) + scenario.data_latency_s + scenario.stream_latency_s
         packets_lost = any(fault.kind in PACKET_KINDS for fault in scenario.faults)
-        lossy = packets_lost or self._disturbances
-        return 0.1 + 20 * slowest_s + (2.4 * scenario.lease_ms / 1000 + STREAM_NOTICE_S if lossy else 0.0)
+        lossy = packets_lost or self._disturbances or scenario.remembered_max < len(scenario.wishes)
+        lease_s = scenario.lease_ms / 1000
+        return 0.1 + 20 * slowest_s + (2.4 * lease_s + STREAM_NOTICE_S if lossy else 0.4 * lease_s)
 
     def _submit(self, client):
         gateway = self.processes.get(client.wish.gateway)
@@ -295,20 +224,11 @@ class World:
             client.gateway = gateway
             gateway.submit(client)
 
-    def _go_on(self):
-        look_at = LOOK_S
-        quiet_from = max(self.nemesis.over_at, *(client.wish.at for client in self.present))
-        while True:
-            if not self.agenda.step():
-                self.fail("I11", "nothing will ever happen again")
-            if self.failure is not None:
-                raise self.failure
-            if self.agenda.now >= look_at:
-                look_at = self.agenda.now + LOOK_S
-                if self.agenda.now > quiet_from and self._all_over():
-                    return
-                if self.agenda.now > quiet_from + ALL_ENDED_WITHIN_S:
-                    self._fail_hanging()
+    def step(self):
+        if not self.agenda.step():
+            self.fail("I11", "nothing will ever happen again")
+        if self.failure is not None:
+            raise self.failure
 
     def _all_over(self):
         """Everybody has an answer, and nobody owns or books anything."""
@@ -325,10 +245,7 @@ class World:
         """What is left of the requests, by process."""
         owing = {}
         for name, process in self.processes.items():
-            if name in self.scenario.gateways:
-                left = process.bookings()
-            else:
-                left = process.left()
+            left = process.left()
             if left:
                 owing[name] = left
         return owing

@@ -300,7 +300,7 @@ class AuditQuery(_message.Message):
     def __init__(self, query_id: _Optional[int] = ...) -> None: ...
 
 class AuditReport(_message.Message):
-    __slots__ = ("query_id", "total_blocks", "free_blocks", "cached_blocks", "owned_blocks", "quarantined_blocks", "owners", "violations", "tokens")
+    __slots__ = ("query_id", "total_blocks", "free_blocks", "cached_blocks", "owned_blocks", "quarantined_blocks", "owners", "violations", "tokens", "promised_blocks")
     QUERY_ID_FIELD_NUMBER: _ClassVar[int]
     TOTAL_BLOCKS_FIELD_NUMBER: _ClassVar[int]
     FREE_BLOCKS_FIELD_NUMBER: _ClassVar[int]
@@ -310,6 +310,7 @@ class AuditReport(_message.Message):
     OWNERS_FIELD_NUMBER: _ClassVar[int]
     VIOLATIONS_FIELD_NUMBER: _ClassVar[int]
     TOKENS_FIELD_NUMBER: _ClassVar[int]
+    PROMISED_BLOCKS_FIELD_NUMBER: _ClassVar[int]
     query_id: int
     total_blocks: int
     free_blocks: int
@@ -319,7 +320,8 @@ class AuditReport(_message.Message):
     owners: _containers.RepeatedCompositeFieldContainer[Owner]
     violations: _containers.RepeatedScalarFieldContainer[str]
     tokens: TokenCounts
-    def __init__(self, query_id: _Optional[int] = ..., total_blocks: _Optional[int] = ..., free_blocks: _Optional[int] = ..., cached_blocks: _Optional[int] = ..., owned_blocks: _Optional[int] = ..., quarantined_blocks: _Optional[int] = ..., owners: _Optional[_Iterable[_Union[Owner, _Mapping]]] = ..., violations: _Optional[_Iterable[str]] = ..., tokens: _Optional[_Union[TokenCounts, _Mapping]] = ...) -> None: ...
+    promised_blocks: int
+    def __init__(self, query_id: _Optional[int] = ..., total_blocks: _Optional[int] = ..., free_blocks: _Optional[int] = ..., cached_blocks: _Optional[int] = ..., owned_blocks: _Optional[int] = ..., quarantined_blocks: _Optional[int] = ..., owners: _Optional[_Iterable[_Union[Owner, _Mapping]]] = ..., violations: _Optional[_Iterable[str]] = ..., tokens: _Optional[_Union[TokenCounts, _Mapping]] = ..., promised_blocks: _Optional[int] = ...) -> None: ...
 
 class TokenCounts(_message.Message):
     __slots__ = ("computed", "delivered", "live", "wasted")

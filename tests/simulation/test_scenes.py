@@ -1,0 +1,90 @@
+"""Single requests through both workers in a virtual world: exact, and nothing left."""
+
+import random
+
+import pytest
+
+from tests.fakes.hash_model import VOCAB, golden
+from tests.simulation.faults import Fault, Kind
+from tests.simulation.scenario import STARTED_S, Wish, quiet
+from tests.simulation.world import World
+
+NOTICE_S = 0.002
+
+
+def prompt_of(seed, length):
+    return tuple(random.Random(seed).randrange(VOCAB) for _ in range(length))
+
+
+def wish(seed, length, count, at=STARTED_S, **changes):
+    return Wish(gateway="g0", at=at, prompt=prompt_of(seed, length), max_tokens=count, **changes)
+
+
+def answer_to(world):
+    world.run()
+    return world.clients[0].tokens
+
+
+@pytest.mark.parametrize("length", [1, 3, 4, 5, 8, 9, 15, 16, 17])
+def test_an_answer_is_exact_at_every_prompt_length_around_a_block_border(length):
+    world = World(quiet([wish(length, length, 11)]))
+    assert answer_to(world) == golden(prompt_of(length, length), 11)
+    assert world.clients[0].outcome == "length"
+
+
+@pytest.mark.parametrize("count", [1, 2, 3])
+def test_the_count_of_tokens_is_exact_and_one_token_never_involves_the_target(count):
+    world = World(quiet([wish(7, 10, count)]))
+    assert answer_to(world) == golden(prompt_of(7, 10), count)
+    assert (world.processes["d0"].engine_loop.steps == 0) == (count == 1)
+
+
+def test_a_stop_token_that_is_sampled_first_ends_the_answer_and_frees_the_reservation():
+    first = golden(prompt_of(3, 9), 1)[0]
+    world = World(quiet([wish(3, 9, 20, stop=frozenset({first}))]))
+    assert answer_to(world) == [first]
+    assert world.clients[0].outcome == "stop"
+
+
+@pytest.mark.parametrize("turn", range(0, 120, 4))
+def test_a_lost_pair_at_any_moment_costs_nothing_but_time(turn):
+    world = World(quiet([wish(turn, 21, 14)], prefills=2, decodes=2, budget_tokens=3))
+    with world.begun():
+        world.until(lambda: world.agenda.now >= STARTED_S)
+        for _ in range(turn):
+            world.step()
+        for name in ("p0", "d0"):
+            world.kill(name, stream_notice_s=NOTICE_S, data_notice_s=NOTICE_S)
+        world.finish()
+    assert world.clients[0].tokens == golden(prompt_of(turn, 21), 14)
+
+
+def test_a_pool_of_one_and_a_half_requests_serves_twenty_one_after_the_other():
+    world = World(quiet([wish(n, 20, 6) for n in range(20)], blocks=9))
+    world.run()
+    for n, client in enumerate(world.clients):
+        assert client.tokens == golden(prompt_of(n, 20), 6)
+        assert client.attempts == 1
+
+
+def test_a_reservation_may_wait_longer_than_a_lease():
+    world = World(quiet([wish(0, 20, 6, pause_s=0.01), wish(1, 20, 150)], blocks=43, lease_ms=20))
+    world.run()
+    assert [client.attempts for client in world.clients] == [1, 1]
+
+
+def test_an_answer_of_one_token_is_given_without_any_decode_worker():
+    world = World(quiet([wish(3, 9, 1)]))
+    with world.begun():
+        world.kill("d0", stream_notice_s=NOTICE_S, data_notice_s=NOTICE_S)
+        world.finish()
+    assert world.clients[0].tokens == golden(prompt_of(3, 9), 1)
+
+
+def test_a_pair_that_is_cut_off_from_each_other_costs_no_request():
+    cut = Fault(Kind.STALL_DATA, 0.1, ("p0", "d0"), 60.0)
+    wishes = [wish(n, 9 + n, 5, at=STARTED_S + n / 500) for n in range(20)]
+    world = World(quiet(wishes, prefills=2, decodes=2, faults=(cut,), seed=5))
+    world.run()
+    assert [client.outcome for client in world.clients] == ["length"] * 20
+    assert max(client.attempts for client in world.clients) == 2
