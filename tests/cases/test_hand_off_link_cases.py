@@ -88,12 +88,16 @@ async def test_case_03_a_link_silent_for_longer_than_the_lease_changes_no_answer
 
 
 async def test_a_dead_link_to_one_of_two_decode_workers_delays_requests_and_fails_none(rig):
-    """The gateway reaches both, and the one that gets nothing has the most room."""
-    wishes = [wish(words, 30, 4) for words in range(50, 58)]
+    """The gateway reaches both, and the one that nothing gets to has the most room."""
+    wishes = [wish(words, 30, 12) for words in range(50, 54)]
     for each in wishes:
         await rig.golden(each)
     rig.links["d0"].hold()
+    busy = [rig.call(wish(words, 20, 700)) for words in range(2)]
+    await rig.until(lambda ledgers: len(ledgers["d1"].owners) == len(busy))
     await rig.require_exact(*wishes)
+    for call in busy:
+        call.cancel()
 
 
 async def test_case_04_500_requests_cancelled_around_their_first_token_leave_nothing(rig):

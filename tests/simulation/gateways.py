@@ -75,7 +75,7 @@ class GatewayProcess(Looped):
             request=request,
             open_stream=lambda channel, requests: channel.attach(requests),
             open_channel=lambda address: Channel(
-                self.world.streams, self, partial(self.world.listening, address)
+                self.world.streams, self, partial(self.world.alive, address)
             ),
         )
         return WorkerPool(

@@ -19,6 +19,7 @@ from tests.simulation.workers import DecodeProcess, PrefillProcess
 
 LOOK_S = 0.2
 ALL_ENDED_WITHIN_S = 50.0
+COUNTED_AS = {"I9": "leaks", "I11": "hangs", "I12": "hangs"}
 DISTURBING = set(Kind) - {*PACKET_KINDS, Kind.CANCEL}
 RECOUNT_SHARE = 0.06
 LEASE_SLACK_S = 0.03
@@ -114,8 +115,6 @@ class World:
         """The process of this name, or None."""
         return self.processes.get(name)
 
-    listening = alive
-
     def kill(self, name, *, stream_notice_s, data_notice_s):
         process = self.processes.pop(name)
         for client in self.clients:
@@ -137,6 +136,7 @@ class World:
 
     def fail(self, rule, what):
         """Raises Violation, and keeps it in case that somebody catches it."""
+        self.counts[COUNTED_AS.get(rule, rule)] += 1
         violation = Violation(rule, what)
         self.failure = self.failure or violation
         raise violation
@@ -186,20 +186,20 @@ class World:
 
     def ended(self, client):
         self.counts[f"ended {client.outcome}"] += 1
-        self.agenda.after(self._gone_within_s, lambda: self._check_gone(client))
+        self.agenda.after(self._gone_within_s, partial(self._check_gone, client))
 
-    def calm(self, seconds, *names):
-        """Whether nothing happened to these processes, or to anybody, that ended less than so long ago."""
+    def calm(self, seconds, name=None):
+        """Whether nothing happened to a process, or to anybody, that ended less than so long ago."""
         since = self.agenda.now - seconds
         return not any(
-            fault.at <= self.agenda.now and fault.over_at() >= since and (not names or names[0] in fault.who)
+            fault.at <= self.agenda.now and fault.over_at() >= since and name in (None, *fault.who)
             for fault in self._disturbances
         )
 
     def _check_gone(self, client):
         """I9: what has ended owns nothing any more, once leases are over and the world was calm for as long."""
         if not self.calm(self._gone_within_s):
-            self.agenda.after(LOOK_S, lambda: self._check_gone(client))
+            self.agenda.after(LOOK_S, partial(self._check_gone, client))
             return
         for name, process in self.processes.items():
             if name not in self.scenario.gateways and client.wire_id in process.pool.owned():
@@ -253,9 +253,7 @@ class World:
     def _fail_hanging(self):
         waiting = [client.number for client in self.present if client.outcome is None]
         if waiting:
-            self.counts["hangs"] += 1
             self.fail("I12", f"requests {waiting} do not end; owing: {self._owing()}")
-        self.counts["leaks"] += 1
         self.fail("I9", f"all requests have ended, and still {self._owing()}")
 
     def _recount(self, worker):
