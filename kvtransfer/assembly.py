@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 from kvtransfer import keys, shm_transport
 from kvtransfer.errors import BindRefused
 from kvtransfer.identity import Identity
-from kvtransfer.joined_transport import JoinedSource, JoinedTarget, TargetWay
+from kvtransfer.joined_transport import JoinedSource, JoinedTarget, SourceWay, TargetWay
 from kvtransfer.shm_transport import ShmSourceTransport, ShmTargetTransport
 from kvtransfer.source_io import SourceLimits
 from kvtransfer.transport import SourceTransport, TargetTransport
@@ -30,7 +30,7 @@ GROUP_CONNECT_MS = 5_000
 class TransportWishes:
     """block_bytes: of one block. key_folder: with it, tcp is CURVE in both directions; see `keys`.
     advertised: what sources are told to dial over tcp, () for the addresses that were bound.
-    shared_memory: take blocks through it from sources on this host. allow_wildcard, allow_insecure: see
+    shared_memory: use it between processes of this host. allow_wildcard, allow_insecure: see
     `bind_rules.BindRules`; the latter allows tcp to other machines without keys. backends: of
     torch.distributed, tried before everything else. group_address: see `dist_group.GroupOptions`."""
 
@@ -74,9 +74,10 @@ def _joined_source(wishes: TransportWishes, source: Identity) -> JoinedSource:
     ring = _key_ring(wishes, source)
     watch = Watch()
     over_zmq = ZmqSourceTransport(ZmqOptions(block_bytes=wishes.block_bytes), keys=ring, watch=watch)
-    return JoinedSource(
-        watch, {shm_transport.SCHEME: ShmSourceTransport(watch), "ipc": over_zmq, "tcp": over_zmq}
-    )
+    ways: dict[str, SourceWay] = {"ipc": over_zmq, "tcp": over_zmq}
+    if wishes.shared_memory and shm_transport.available():
+        ways[shm_transport.SCHEME] = ShmSourceTransport(watch)
+    return JoinedSource(watch, ways)
 
 
 def _joined_target(

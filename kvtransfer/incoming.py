@@ -16,7 +16,7 @@ from kvtransfer.ticket import Ticket
 from kvtransfer.transition import next_state
 
 GRANTS_PER_WINDOW = 4
-"""A grant is announced when a quarter of the window is new, or with the next tick."""
+"""A grant is announced when a quarter of the window is new, when it is the last, or with the next tick."""
 
 
 class State(Enum):
@@ -141,8 +141,7 @@ class IncomingTransfer:
             return [Count(name="damaged_block"), *self._damaged(frame.index)]
         self._digests[frame.index] = digest
         self._progressed = now
-        fresh_bytes = self._allowed_bytes() - self._announced_bytes
-        grants = [self._grant()] if fresh_bytes * GRANTS_PER_WINDOW >= self._window_bytes else []
+        grants = [self._grant()] if self._grant_is_due() else []
         return [Count(name="blocks_placed"), *grants, *self._settle(now)]
 
     def manifest(self, manifest: wire.Manifest, now: float) -> list[TargetAction]:
@@ -210,6 +209,13 @@ class IncomingTransfer:
         blocks = len(self.ticket.blocks_to_send()) * self._block_bytes
         first_time = min(blocks, len(self._digests) * self._block_bytes + self._window_bytes)
         return max(first_time + len(self._asked_again) * self._block_bytes, self._announced_bytes)
+
+    def _grant_is_due(self) -> bool:
+        fresh_bytes = self._allowed_bytes() - self._announced_bytes
+        missing = len(self.ticket.blocks_to_send()) - len(self._digests)
+        # The last grant is seldom a whole quarter; a source that has to wait for a tick stands still.
+        last = missing * self._block_bytes <= self._window_bytes
+        return fresh_bytes * GRANTS_PER_WINDOW >= self._window_bytes or (last and fresh_bytes > 0)
 
     def _grant(self) -> Send:
         self._announced_bytes = self._allowed_bytes()

@@ -95,7 +95,8 @@ def record(*checks: Check) -> Check:
 
 def pack(values: Sequence[object]) -> bytes:
     """A msgpack array of values that were checked."""
-    packed = msgpack.packb(values, use_bin_type=True)
+    # The default buffer is 256 KiB, taken anew for each of our few dozen bytes.
+    packed = msgpack.packb(values, use_bin_type=True, buf_size=1024)
     assert isinstance(packed, bytes)
     return packed
 

@@ -19,8 +19,6 @@ NO_SLOT = 2**32 - 1
 _WORD = struct.Struct("!I")
 _GREETING = struct.Struct("!16sIQ")
 _MAGIC = b"crossdock shm 1\0"
-_SEALS = fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SEAL
-"""Nobody can make the memory shorter any more: touching what is gone would kill the process."""
 
 
 class BadPacket(Exception):
@@ -46,7 +44,8 @@ def new_ring(slot_count: int, slot_bytes: int) -> tuple[Ring, int]:
     fd = os.memfd_create("crossdock-kv", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
     try:
         os.ftruncate(fd, slot_count * slot_bytes)
-        fcntl.fcntl(fd, fcntl.F_ADD_SEALS, _SEALS)
+        # Nobody can make it shorter any more: touching memory that is gone would kill the process.
+        fcntl.fcntl(fd, fcntl.F_ADD_SEALS, fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SEAL)
         return Ring(fd, slot_count, slot_bytes, mmap.PROT_READ), fd
     except BaseException:
         os.close(fd)

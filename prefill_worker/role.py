@@ -37,6 +37,7 @@ class PrefillRole:
         wishes = TransportWishes(
             block_bytes=layout.block_bytes(),
             key_folder=options.kv_key_folder,
+            shared_memory=options.kv_shared_memory,
             allow_insecure=options.allow_insecure_kv,
             backends=options.kv_backends(),
             group_address=options.kv_group_address,

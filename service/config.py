@@ -109,7 +109,7 @@ class WorkerOptions(EngineOptions, Options):
         None, description="keys for KV blocks over tcp, as `crossdock keys` makes them; with it tcp is CURVE"
     )
     kv_shared_memory: bool = Field(
-        True, description="take KV blocks through shared memory from workers on this host"
+        True, description="hand KV blocks over through shared memory between workers on this host"
     )
     allow_insecure_kv: bool = Field(
         False, description="let other machines send KV blocks over tcp without keys"

@@ -9,7 +9,7 @@ import time
 import pytest
 
 from kvtransfer import shm_transport, wire
-from kvtransfer.assembly import TransportWishes, target_transport
+from kvtransfer.assembly import TransportWishes, source_transport, target_transport
 from kvtransfer.errors import BindRefused, Reason
 from kvtransfer.shm_ring import attach, new_ring, pack_freed, pack_message, unpack
 from kvtransfer.shm_transport import ShmSourceTransport, ShmTargetTransport
@@ -292,11 +292,15 @@ def test_shared_memory_is_offered_first_and_used_without_being_asked_for(world, 
         assert rings_mapped() - before == rings
 
 
-def test_it_is_not_offered_where_it_is_not_wanted(world):
+def test_it_is_neither_offered_nor_dialled_where_it_is_not_wanted():
     wishes = TransportWishes(block_bytes=BLOCK_BYTES, shared_memory=False)
-    transport = target_transport(wishes, TARGET, ["tcp://127.0.0.1:0"], os.urandom)
-    assert [endpoint.partition(":")[0] for endpoint in transport.endpoints()] == ["tcp"]
-    transport.close()
+    receiving = target_transport(wishes, TARGET, ["tcp://127.0.0.1:0"], os.urandom)
+    assert [endpoint.partition(":")[0] for endpoint in receiving.endpoints()] == ["tcp"]
+    sending = source_transport(wishes, SOURCE)
+    with pytest.raises(ValueError, match="endpoint"):
+        sending.dial("shm://name", SOURCE, TARGET)
+    sending.close()
+    receiving.close()
 
 
 def hand_over_and_wait(pipe, folder, endpoints, sealed, ticket):

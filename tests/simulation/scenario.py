@@ -40,7 +40,7 @@ class Wish:
 class Scenario:
     """blocks: of each worker, by name. rates: how fast each process's clock goes. lags_s: how long each process's
     threads take to wake up. absent: numbers of the wishes that nobody has after all. remembered_max:
-    peers and ended transfers that a target remembers."""
+    ended transfers that a target remembers."""
 
     seed: int
     blocks: dict[str, int]

@@ -208,7 +208,6 @@ class DecodeProcess(WorkerProcess):
         limits = TargetLimits(
             window_bytes=scenario.window_blocks * self.layout.block_bytes(),
             transfers_max=scenario.transfers_max,
-            peers_max=scenario.remembered_max,
             spent_max=scenario.remembered_max,
         )
         return WatchedTarget(
