@@ -34,6 +34,7 @@ from kvtransfer.source_endpoint import TransferSource
 from kvtransfer.target_endpoint import TransferTarget
 from kvtransfer.ticket import Ticket, mint, seal
 from kvtransfer.transport import Arrival, LinkStatus
+from service.machine import KEPT_BYTES, keep_freed_memory
 
 KEY = bytes(32)
 SOURCE = Identity(worker_id="source", epoch=1)
@@ -58,6 +59,7 @@ def filled_cache(layout: KVLayout, blocks: int, value: int) -> KVCache:
 
 def receive(pipe: Connection, kind: str, dtype: str, blocks: int, folder: str) -> None:
     """The other process: gets a ticket and takes a transfer, gets None and takes a bare send, gets False and ends."""
+    keep_freed_memory(KEPT_BYTES)
     cache = filled_cache(layout_of(dtype), blocks, 1)
     places = [cache.block_view(index) for index in range(blocks)]
     with receiving(cache, kind, places, folder) as target, bare_receiver(kind, places, folder) as bare:

@@ -25,7 +25,7 @@ from kvtransfer.identity import Identity
 from service import server, worker_rim
 from service.config import WorkerOptions
 from service.errors import InvalidRequest
-from service.machine import bind_to_cores, free_memory_bytes
+from service.machine import KEPT_BYTES, bind_to_cores, free_memory_bytes, keep_freed_memory
 from service.model_source import resolve_model
 from service.orders import OrderLimits
 from service.reports import EndCause, Report, Response
@@ -95,6 +95,7 @@ def run(options: WorkerOptions, role: Role) -> None:
     """Serve until a signal. Raises StartupError or EngineError when it cannot start."""
     wishes = EngineWishes.of(options, resolve_model(options.model))
     engine = assemble(wishes, role.policy(options), memory_bytes=free_memory_bytes())
+    keep_freed_memory(KEPT_BYTES)
     if engine.note:
         structlog.get_logger().warning(engine.note)
     server.run(_serve(options, role, engine))

@@ -116,7 +116,10 @@ class DecodeWorker:
             case Failed():
                 if self._tickets.get(reservation.order.key) == event.ticket_id:
                     self._end(reservation.order.key)
-                    self._tell(reservation.gateway, _failure(reservation, event))
+                    # What its own worker cancelled, the gateway knows from there: an answer may have ended with its
+                    # first token, and this report could overtake it.
+                    if event.reason is not Reason.CANCELLED:
+                        self._tell(reservation.gateway, _failure(reservation, event))
             case Closed():
                 self._reservations.closed(event.ticket_id)
                 self._grant()

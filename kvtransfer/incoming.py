@@ -81,6 +81,7 @@ class IncomingTransfer:
 
     def __init__(self, ticket: Ticket, block_bytes: int, window_bytes: int) -> None:
         self.ticket = ticket
+        self._indices = ticket.blocks_to_send()
         self._block_bytes = block_bytes
         self._window_bytes = max(window_bytes, block_bytes)
         self._state = State.EXPECTED
@@ -124,7 +125,7 @@ class IncomingTransfer:
         """One block: to be placed, unless it does not fit; then it is counted and has no effect."""
         self._advance(Event.BLOCK)
         self._heard = now
-        if frame.index not in self.ticket.blocks_to_send():
+        if frame.index not in self._indices:
             return [Count(name="index_out_of_range")]
         if payload.nbytes != self._block_bytes:
             return [Count(name="wrong_size")]
@@ -206,13 +207,13 @@ class IncomingTransfer:
         again."""
         if self._state in (State.EXPECTED, State.OPENED):
             return 0
-        blocks = len(self.ticket.blocks_to_send()) * self._block_bytes
+        blocks = len(self._indices) * self._block_bytes
         first_time = min(blocks, len(self._digests) * self._block_bytes + self._window_bytes)
         return max(first_time + len(self._asked_again) * self._block_bytes, self._announced_bytes)
 
     def _grant_is_due(self) -> bool:
         fresh_bytes = self._allowed_bytes() - self._announced_bytes
-        missing = len(self.ticket.blocks_to_send()) - len(self._digests)
+        missing = len(self._indices) - len(self._digests)
         # The last grant is seldom a whole quarter; a source that has to wait for a tick stands still.
         last = missing * self._block_bytes <= self._window_bytes
         return fresh_bytes * GRANTS_PER_WINDOW >= self._window_bytes or (last and fresh_bytes > 0)
@@ -227,7 +228,7 @@ class IncomingTransfer:
         return self._ask_again((index,))
 
     def _missing(self) -> list[int]:
-        missing = (index for index in self.ticket.blocks_to_send() if index not in self._digests)
+        missing = (index for index in self._indices if index not in self._digests)
         return [index for index, _ in zip(missing, range(wire.RESEND_INDICES_MAX), strict=False)]
 
     def _ask_again(self, indices: Iterable[int]) -> list[TargetAction]:
@@ -237,11 +238,10 @@ class IncomingTransfer:
 
     def _settle(self, now: float) -> list[TargetAction]:
         """Compare with the manifest, once it and all blocks are here."""
-        blocks = self.ticket.blocks_to_send()
-        if self._manifest is None or len(self._digests) < len(blocks):
+        if self._manifest is None or len(self._digests) < len(self._indices):
             return []
         first_token = self._manifest.first_token
-        ours = manifest_digest(self.ticket, first_token, (self._digests[index] for index in blocks))
+        ours = manifest_digest(self.ticket, first_token, (self._digests[index] for index in self._indices))
         if ours != self._manifest.digest:
             return self._refuse(Reason.MANIFEST_DIFFERS, "digest")
         self._advance(Event.VERIFY)

@@ -61,7 +61,7 @@ class Connection(Protocol):
         ...
 
     def receive(self) -> bytes | None:
-        """The next header from the target, None where there is none."""
+        """The next header from the target, None where none arrived before the last `wait` ended."""
         ...
 
     def close(self) -> None:
@@ -95,7 +95,9 @@ class TargetTransport(Protocol):
         """The bound addresses as a source dials them, best first."""
         ...
 
-    def receive(self) -> Arrival | PeerGone | None: ...
+    def receive(self) -> Arrival | PeerGone | None:
+        """What arrived before the last `wait` ended; None where nothing more did. May know of later ones."""
+        ...
 
     def send(self, peer: bytes, header: bytes) -> Delivery: ...
 

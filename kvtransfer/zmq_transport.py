@@ -69,7 +69,7 @@ class ZmqSourceTransport:
         self._randomness = randomness
         self._watch = watch or Watch()
         self._connections: set[ZmqConnection] = set()
-        self._reads: list[_Read] = []
+        self._reads: dict[ZmqConnection, deque[_Read]] = {}
 
     def dial(self, endpoint: str, source: Identity, target: Identity) -> "ZmqConnection":
         name = f"{source.worker_id}/{source.epoch}/".encode() + self._randomness(8).hex().encode()
@@ -89,12 +89,12 @@ class ZmqSourceTransport:
         return inf
 
     def settle(self) -> None:
-        reads, self._reads = self._reads, []
-        for read in reads:
-            if read.tracker.done:
-                read.on_read()
-            else:
-                self._reads.append(read)
+        for connection, reads in list(self._reads.items()):
+            # libzmq lets go of a connection's payloads in the order in which they were sent.
+            while reads and reads[0].tracker.done:
+                reads.popleft().on_read()
+            if not reads:
+                del self._reads[connection]
 
     def wake(self) -> None:
         self._watch.ring()
@@ -103,8 +103,9 @@ class ZmqSourceTransport:
         for connection in list(self._connections):
             connection.close()
         # A closed socket lets go of its memory in the next round of libzmq's thread.
-        for read in self._reads:
-            read.tracker.wait(LET_GO_S)
+        for reads in self._reads.values():
+            for read in reads:
+                read.tracker.wait(LET_GO_S)
         self._reads.clear()
         self._context.term()
         self._watch.close()
@@ -113,9 +114,16 @@ class ZmqSourceTransport:
         """For connections: watch a socket, 0 to stop."""
         self._watch.look_at(watched, flags)
 
-    def reading(self, tracker: zmq.MessageTracker, on_read: Callable[[], None]) -> None:
+    def ready(self, watched: Socket) -> bool:
+        """For connections: whether the last wait found something there. Asking the socket itself costs an
+        exception where there is nothing."""
+        return self._watch.ready(watched)
+
+    def reading(
+        self, connection: "ZmqConnection", tracker: zmq.MessageTracker, on_read: Callable[[], None]
+    ) -> None:
         """For connections: tell when the tracker is done."""
-        self._reads.append(_Read(tracker, on_read))
+        self._reads.setdefault(connection, deque()).append(_Read(tracker, on_read))
 
     def closed(self, connection: "ZmqConnection") -> None:
         """For connections."""
@@ -162,7 +170,7 @@ class ZmqConnection:
         owner.look_at(self._monitor, zmq.POLLIN)
 
     def status(self) -> LinkStatus:
-        while self._status is not LinkStatus.LOST:
+        while self._status is not LinkStatus.LOST and self._owner.ready(self._monitor):
             event = next_monitor_event(self._monitor)
             if event is None:
                 break
@@ -184,14 +192,14 @@ class ZmqConnection:
                 parts = (header, payload)
                 tracker = self._dealer.send_multipart(parts, zmq.NOBLOCK, copy=False, track=True)
                 assert tracker is not None and on_read is not None
-                self._owner.reading(tracker, on_read)
+                self._owner.reading(self, tracker, on_read)
         except zmq.Again:
             self._owner.look_at(self._dealer, zmq.POLLIN | zmq.POLLOUT)
             return False
         return True
 
     def receive(self) -> bytes | None:
-        while self._status is not LinkStatus.LOST:
+        while self._status is not LinkStatus.LOST and self._owner.ready(self._dealer):
             try:
                 parts = self._dealer.recv_multipart(zmq.NOBLOCK)
             except zmq.Again:
@@ -266,6 +274,7 @@ class ZmqTargetTransport:
         self._watch.look_at(self._monitor, zmq.POLLIN)
         if self._allow_list is not None:
             self._watch.look_at(self._allow_list.socket, zmq.POLLIN)
+        self._readable = False
         self._peers: OrderedDict[bytes, None] = OrderedDict()
         self._gone: deque[PeerGone] = deque()
         self._probe_until = self._probe_next = 0.0
@@ -276,9 +285,12 @@ class ZmqTargetTransport:
     def receive(self) -> Arrival | PeerGone | None:
         if self._gone:
             return self._gone.popleft()
+        if not self._readable:
+            return None
         try:
             name, *frames = self._router.recv_multipart(zmq.NOBLOCK, copy=False)
         except zmq.Again:
+            self._readable = False
             return None
         peer = name.bytes
         self._peers[peer] = None
@@ -309,9 +321,10 @@ class ZmqTargetTransport:
         return self._options.probe_interval_ms / 1000 if self._clock() < self._probe_until else inf
 
     def settle(self) -> None:
-        if self._allow_list is not None:
+        self._readable = self._readable or self._watch.ready(self._router)
+        if self._allow_list is not None and self._watch.ready(self._allow_list.socket):
             self._allow_list.answer()
-        while next_monitor_event(self._monitor) is not None:
+        while self._watch.ready(self._monitor) and next_monitor_event(self._monitor) is not None:
             self._probe_until = self._clock() + self._options.probe_ms / 1000
         self._probe_peers()
 

@@ -1,7 +1,14 @@
 """What this process may use of its machine: cores and memory. Asked once, at start-up."""
 
+import ctypes
 import os
 from collections.abc import Sequence
+
+KEPT_BYTES = 64 * 1024 * 1024
+"""Of freed memory in a worker: about what is on its way to it at once."""
+
+_TRIM_THRESHOLD, _MMAP_THRESHOLD = -1, -3  # of mallopt(3), glibc
+_MMAP_THRESHOLD_MAX = 32 * 1024 * 1024
 
 
 def bind_to_cores(cores: Sequence[int] | None) -> None:
@@ -18,3 +25,13 @@ def free_memory_bytes() -> int:
             if name == "MemAvailable":
                 return int(value.split()[0]) * 1024
     return os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+
+
+def keep_freed_memory(kept_bytes: int) -> None:
+    """Let the C library keep so much freed memory rather than return it to the system and fault it in again
+    with the next message: most of what a receiver of large messages would otherwise do. kept_bytes: per arena
+    of the allocator. Does nothing where the library is not glibc."""
+    mallopt = getattr(ctypes.CDLL(None), "mallopt", None)
+    if mallopt is not None:
+        mallopt(_MMAP_THRESHOLD, _MMAP_THRESHOLD_MAX)
+        mallopt(_TRIM_THRESHOLD, kept_bytes)

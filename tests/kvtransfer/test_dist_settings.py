@@ -92,6 +92,7 @@ def test_workers_that_wish_for_it_offer_it_first_and_meet_over_it():
         assert time.monotonic() < deadline, "the two ends do not meet"
         source.wait(0.01)
         connection.receive()
+        target.wait(0)
         target.receive()
     source.close()
     target.close()

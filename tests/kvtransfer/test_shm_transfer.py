@@ -4,7 +4,6 @@ import multiprocessing
 import os
 import signal
 import socket
-import time
 
 import pytest
 
@@ -304,25 +303,20 @@ def test_it_is_neither_offered_nor_dialled_where_it_is_not_wanted():
 
 
 def hand_over_and_wait(pipe, folder, endpoints, sealed, ticket):
-    """A source process that has everything under way, and says so."""
-    world = World()
-    source, _ = Ends(world, folder).new_source()
-    block = memoryview(bytes(world.layout.block_bytes()))
+    """A source process with a transfer under way."""
+    source, _ = Ends(World(), folder).new_source()
     source.open(sealed, ticket, endpoints)
-    source.push(ticket.ticket_id, 0, [block])
-    while source.counters().get("blocks_sent", 0) == 0:
-        time.sleep(0.01)
-    pipe.send(True)
+    source.push(ticket.ticket_id, 0, [memoryview(bytes(World.layout.block_bytes()))])
     pipe.recv()
 
 
 def take_and_wait(pipe, folder, ticket):
-    """A target process that has everything under way, and says so."""
-    world = World()
-    target, seen = Ends(world, folder).new_target(kind="shm")
+    """A target process with a transfer under way; says so."""
+    target, seen = Ends(World(), folder).new_target(kind="shm")
     target.expect(ticket)
     pipe.send(target.endpoints())
-    bind_places(target, seen, ticket, world.layout)
+    bind_places(target, seen, ticket, World.layout)
+    pipe.send(True)
     pipe.recv()
 
 
@@ -351,9 +345,8 @@ def test_a_source_that_is_killed_leaves_nothing_behind(world, ends, child, tmp_p
     target, on_target = ends.new_target(kind="shm")
     ticket = world.ticket()
     target.expect(ticket)
-    process, pipe = child(hand_over_and_wait, tmp_path, target.endpoints(), world.seal(ticket), ticket)
+    process, _ = child(hand_over_and_wait, tmp_path, target.endpoints(), world.seal(ticket), ticket)
     bind_places(target, on_target, ticket, world.layout)
-    assert pipe.recv()
     assert rings_mapped() == rings + 1
     os.kill(process.pid, signal.SIGKILL)
     assert on_target.wait("Failed", ticket).reason is Reason.PEER_LOST
@@ -370,8 +363,7 @@ def test_a_target_that_is_killed_leaves_nothing_behind(world, ends, child, tmp_p
     endpoints = pipe.recv()
     source.open(world.seal(ticket), ticket, endpoints)
     source.push(ticket.ticket_id, 0, [memoryview(bytes(world.layout.block_bytes()))])
-    while source.counters().get("blocks_sent", 0) == 0:
-        os.sched_yield()
+    assert pipe.recv()
     assert rings_mapped() == rings + 1
     os.kill(process.pid, signal.SIGKILL)
     assert on_source.wait("Failed", ticket).reason is Reason.PEER_LOST

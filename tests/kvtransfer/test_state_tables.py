@@ -195,6 +195,20 @@ def test_target_asks_for_missing_blocks_and_grants_the_bytes_for_them(world):
     assert grant.total_bytes == (2 + 2) * BLOCK_BYTES
 
 
+def test_the_last_grant_is_announced_at_once_however_small_it_is(world):
+    """Or the source stands still until the target's next look at its timers."""
+    blocks, window = 9, 8
+    transfer = IncomingTransfer(world.ticket(blocks=blocks), BLOCK_BYTES, window * BLOCK_BYTES)
+    transfer.opened(PEER, 0.0)
+    (first,) = transfer.bind(0.0)
+    assert first.message == wire.Grant(total_bytes=window * BLOCK_BYTES)
+    transfer.block(block(0), content(0), 0.0)
+    sent = [each.message for each in transfer.placed(block(0), digests()[0], 0.0) if isinstance(each, Send)]
+    assert sent == [wire.Grant(total_bytes=blocks * BLOCK_BYTES)]
+    transfer.block(block(1), content(1), 0.0)
+    assert not any(isinstance(each, Send) for each in transfer.placed(block(1), digests()[1], 0.0))
+
+
 def sent_indices(actions) -> list[int]:
     return [
         each.payload_index for each in actions if isinstance(each, Send) and each.payload_index is not None

@@ -10,6 +10,7 @@ from tests.simulation import history
 
 CHUNK = 50
 FAILURES_SHOWN = 5
+SHOWN_MAX = 25
 
 
 def main():
@@ -42,12 +43,10 @@ def _run(seeds, jobs, started):
 
 def _report(counts, failures, histories, seconds):
     def grouped(prefix):
-        found = {
-            name.removeprefix(prefix): count for name, count in counts.items() if name.startswith(prefix)
-        }
-        return ", ".join(
-            f"{name} {count}" for name, count in sorted(found.items(), key=lambda each: -each[1])
+        found = Counter(
+            {name.removeprefix(prefix): counts[name] for name in counts if name.startswith(prefix)}
         )
+        return ", ".join(f"{name} {count}" for name, count in found.most_common(SHOWN_MAX))
 
     for failure in failures[:FAILURES_SHOWN]:
         print(failure, end="\n\n")

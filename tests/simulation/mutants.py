@@ -150,7 +150,7 @@ MUTANTS = (
         "any index is taken",
         IncomingTransfer,
         "block",
-        {"frame.index not in self.ticket.blocks_to_send()": "False"},
+        {"frame.index not in self._indices": "False"},
         FLIPS,
     ),
     Mutant(

@@ -46,6 +46,14 @@ def test_a_stop_token_that_is_sampled_first_ends_the_answer_and_frees_the_reserv
     assert world.clients[0].outcome == "stop"
 
 
+def test_a_stop_token_that_is_sampled_first_is_believed_however_late_it_is_told():
+    first = golden(prompt_of(3, 9), 1)[0]
+    late = Fault(Kind.SLOW_STREAM, STARTED_S, ("g0", "p0"), 5.0)
+    world = World(quiet([wish(3, 9, 20, stop=frozenset({first}))], faults=(late,)))
+    assert answer_to(world) == [first]
+    assert (world.clients[0].outcome, world.clients[0].attempts) == ("stop", 1)
+
+
 @pytest.mark.parametrize("turn", range(0, 120, 4))
 def test_a_lost_pair_at_any_moment_costs_nothing_but_time(turn):
     world = World(quiet([wish(turn, 21, 14)], prefills=2, decodes=2, budget_tokens=3))

@@ -211,8 +211,9 @@ class World:
         given."""
         scenario = self.scenario
         slowest_s = max(scenario.lags_s.values()) + scenario.data_latency_s + scenario.stream_latency_s
+        narrow = min(scenario.capacity_packets, scenario.remembered_max) < len(scenario.wishes)
         packets_lost = any(fault.kind in PACKET_KINDS for fault in scenario.faults)
-        lossy = packets_lost or self._disturbances or scenario.remembered_max < len(scenario.wishes)
+        lossy = narrow or packets_lost or self._disturbances
         lease_s = scenario.lease_ms / 1000
         return 0.1 + 20 * slowest_s + (2.4 * lease_s + STREAM_NOTICE_S if lossy else 0.4 * lease_s)
 
