@@ -15,6 +15,8 @@ from kvtransfer.errors import Reason
 from kvtransfer.ticket import Ticket
 from kvtransfer.transition import next_state
 
+LEASES_TO_OPEN = 4
+"""The source opens when it takes the attempt up; that may be a few leases after the target had room for it."""
 GRANTS_PER_WINDOW = 4
 """A grant is announced when a quarter of the window is new, when it is the last, or with the next tick."""
 
@@ -45,6 +47,7 @@ class Event(Enum):
 TRANSITIONS: Mapping[tuple[State, Event], State] = {
     (State.EXPECTED, Event.OPEN): State.OPENED,
     (State.EXPECTED, Event.WITHDRAW): State.ENDED,
+    (State.EXPECTED, Event.REFUSE): State.ENDED,
     (State.OPENED, Event.OPEN): State.OPENED,
     (State.OPENED, Event.MANIFEST): State.OPENED,
     (State.OPENED, Event.BIND): State.FILLING,
@@ -79,7 +82,7 @@ class IncomingTransfer:
     """block_bytes: bytes of one block. window_bytes: block bytes that may be on their way at once, at least
     one block. Every method that may act returns its actions, to be done in order."""
 
-    def __init__(self, ticket: Ticket, block_bytes: int, window_bytes: int) -> None:
+    def __init__(self, ticket: Ticket, block_bytes: int, window_bytes: int, now: float) -> None:
         self.ticket = ticket
         self._indices = ticket.blocks_to_send()
         self._block_bytes = block_bytes
@@ -91,7 +94,7 @@ class IncomingTransfer:
         self._manifest: wire.Manifest | None = None
         self._announced_bytes = 0
         self._last_word: wire.Committed | wire.Refused = wire.Refused(reason=Reason.SPENT)
-        self._heard = self._progressed = 0.0
+        self._heard = self._progressed = now
 
     @property
     def state(self) -> State:
@@ -169,8 +172,7 @@ class IncomingTransfer:
         """The owner wants no more of it."""
         self._advance(Event.WITHDRAW)
         self._last_word = wire.Refused(reason=reason)
-        farewell: list[TargetAction] = [] if self._peer is None else [Send(message=self._last_word)]
-        return [*farewell, self._closed()]
+        return [*self._farewell(), self._closed()]
 
     def aborted(self, reason: Reason, now: float) -> list[TargetAction]:
         """The source gave up. Too late, once everything is verified."""
@@ -184,6 +186,8 @@ class IncomingTransfer:
 
     def tick(self, now: float) -> list[TargetAction]:
         """Time passed: expire, or announce what was granted meanwhile."""
+        if self._state is State.EXPECTED and now - self._heard >= LEASES_TO_OPEN * self.ticket.lease_s():
+            return self._refuse(Reason.LEASE_OVER, "no source came")
         if self._state not in (State.OPENED, State.FILLING):
             return []
         if now - self._heard >= self.ticket.lease_s():
@@ -253,7 +257,10 @@ class IncomingTransfer:
     def _refuse(self, reason: Reason, detail: str) -> list[TargetAction]:
         self._advance(Event.REFUSE)
         self._last_word = wire.Refused(reason=reason, detail=detail)
-        return [Send(message=self._last_word), *self._failed(reason, detail)]
+        return [*self._farewell(), *self._failed(reason, detail)]
+
+    def _farewell(self) -> list[TargetAction]:
+        return [] if self._peer is None else [Send(message=self._last_word)]
 
     def _failed(self, reason: Reason, detail: str) -> list[TargetAction]:
         failed = events.Failed(ticket_id=self.ticket.ticket_id, reason=reason, detail=detail)

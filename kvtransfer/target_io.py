@@ -84,7 +84,7 @@ class TargetIO:
         self._ticked = clock()
 
     def expect(self, ticket: Ticket, now: float) -> None:
-        transfer = IncomingTransfer(ticket, self._shape.block_bytes, self._limits.window_bytes)
+        transfer = IncomingTransfer(ticket, self._shape.block_bytes, self._limits.window_bytes, now)
         self._live[ticket.ticket_id] = _Live(transfer)
 
     def bind(self, ticket_id: bytes, places: list[memoryview], now: float) -> None:

@@ -5,7 +5,7 @@ from itertools import product
 
 import pytest
 
-from kvtransfer import incoming, outgoing, wire
+from kvtransfer import events, incoming, outgoing, wire
 from kvtransfer.actions import Emit, Send
 from kvtransfer.digest import block_digest, manifest_digest
 from kvtransfer.errors import IllegalTransition, Reason
@@ -99,7 +99,7 @@ def place(transfer, index) -> None:
 def incoming_in(world, state) -> IncomingTransfer:
     """A transfer in `state`; FILLING has one block."""
     states = incoming.State
-    transfer = IncomingTransfer(world.ticket(blocks=BLOCKS), BLOCK_BYTES, BLOCK_BYTES)
+    transfer = IncomingTransfer(world.ticket(blocks=BLOCKS), BLOCK_BYTES, BLOCK_BYTES, 0.0)
     if state is not states.EXPECTED:
         transfer.opened(PEER, 0.0)
     if state in (states.FILLING, states.VERIFIED, states.COMMITTED):
@@ -187,6 +187,16 @@ def test_target_that_misses_a_block_for_a_lease_after_the_manifest_gives_up(worl
     assert failed[0].reason is Reason.INCOMPLETE
 
 
+def test_target_to_which_no_source_comes_gives_up_after_a_few_leases(world):
+    ticket = world.ticket(blocks=BLOCKS, lease_ms=1000)
+    transfer = IncomingTransfer(ticket, BLOCK_BYTES, BLOCK_BYTES, 5.0)
+    patience = incoming.LEASES_TO_OPEN * ticket.lease_s()
+    assert transfer.tick(5.0 + patience - 0.01) == []
+    failed, closed = (each.event for each in transfer.tick(5.0 + patience))
+    assert failed.reason is Reason.LEASE_OVER
+    assert closed == events.Closed(ticket_id=ticket.ticket_id)
+
+
 def test_target_asks_for_missing_blocks_and_grants_the_bytes_for_them(world):
     transfer = incoming_in(world, incoming.State.FILLING)
     messages = [each.message for each in transfer.manifest(manifest(transfer), 0.0) if isinstance(each, Send)]
@@ -198,7 +208,7 @@ def test_target_asks_for_missing_blocks_and_grants_the_bytes_for_them(world):
 def test_the_last_grant_is_announced_at_once_however_small_it_is(world):
     """Or the source stands still until the target's next look at its timers."""
     blocks, window = 9, 8
-    transfer = IncomingTransfer(world.ticket(blocks=blocks), BLOCK_BYTES, window * BLOCK_BYTES)
+    transfer = IncomingTransfer(world.ticket(blocks=blocks), BLOCK_BYTES, window * BLOCK_BYTES, 0.0)
     transfer.opened(PEER, 0.0)
     (first,) = transfer.bind(0.0)
     assert first.message == wire.Grant(total_bytes=window * BLOCK_BYTES)
