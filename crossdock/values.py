@@ -42,6 +42,7 @@ class Generation:
     logprobs: int | None = None
     include_special_tokens: bool = False
     request_id: str = ""
+    cache_salt: str = ""
     timeout_s: float | None = None
 
 

@@ -1,16 +1,21 @@
 """Rights to blocks of this worker, from the asking to the adoption.
 
-A reservation is first a place in the queue, then a credit, then blocks that are filled but must not be read, then a
-sequence or nothing. Lives on the step thread. Grants what a policy chose; decides nothing, moves no bytes.
+A reservation is first a place in the queue, then what is cached of it and a credit for the rest, then blocks that are
+filled but must not be read, then a sequence or nothing. Lives on the step thread. Grants what a policy chose; decides
+nothing, moves no bytes.
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import Enum, auto
 
 from engine.cache.block_pool import BlockPool, Credit
 from engine.cache.block_table import BlockTable, Owner, OwnerKind
+from engine.cache.coming import Coming
+from engine.cache.prefix_chain import PrefixChain, PrefixLink
 from engine.errors import IllegalTransition
+from engine.policy import SequenceView
+from engine.sequence import SequenceId
 from kvtransfer.ticket import Ticket
 from service.orders import SequenceOrder
 
@@ -19,7 +24,7 @@ class ReservationState(Enum):
     ASKING = auto()
     """In the queue: nothing is promised."""
     GRANTED = auto()
-    """Blocks are promised; the source may begin."""
+    """What is cached is kept, other blocks are promised; the source may begin."""
     BOUND = auto()
     """Blocks are bound and the transport writes into them."""
     WITHDRAWN = auto()
@@ -51,12 +56,14 @@ RESERVATION_TRANSITIONS: Mapping[tuple[ReservationState, ReservationEvent], Rese
 
 @dataclass(slots=True, kw_only=True)
 class Reservation:
-    """blocks_max: blocks the sequence can ever need here. asked: seconds on the worker's clock."""
+    """blocks_max: blocks the sequence can ever need here. chain: names its prefixes. asked: seconds on the worker's
+    clock. ticket: as the gateway minted it, from the grant on without the blocks that are here already."""
 
     gateway: str
     order: SequenceOrder
     ticket: Ticket
     blocks_max: int
+    chain: PrefixChain
     asked: float
     state: ReservationState = ReservationState.ASKING
     credit: Credit | None = None
@@ -70,6 +77,14 @@ class Reservation:
             raise IllegalTransition(f"{name}: {event.name} in state {self.state.name}")
         self.state = target
 
+    def id(self) -> SequenceId:
+        return (self.order.key.request_id, self.order.key.attempt, self.order.choice)
+
+    def links(self) -> list[PrefixLink]:
+        """Of all full blocks that the hand-off would fill."""
+        tokens = self.order.token_ids
+        return self.chain.links(tokens, 0, self.chain.full_blocks(len(tokens)))
+
     def owner(self) -> Owner:
         return Owner(OwnerKind.RESERVATION, self.order.key.request_id)
 
@@ -80,6 +95,7 @@ class Reservations:
     def __init__(self, pool: BlockPool) -> None:
         self._pool = pool
         self._reservations: dict[bytes, Reservation] = {}
+        self._coming = Coming()
 
     def __len__(self) -> int:
         return len(self._reservations)
@@ -100,20 +116,43 @@ class Reservations:
         assert reservation.ticket.ticket_id not in self._reservations
         self._reservations[reservation.ticket.ticket_id] = reservation
 
+    def view(self, reservation: Reservation) -> SequenceView:
+        """One that asks, as a policy sees it."""
+        links, known = reservation.links(), len(reservation.order.token_ids)
+        match = self._pool.match(links)
+        return SequenceView(
+            id=reservation.id(),
+            uncomputed=known - reservation.chain.tokens_in(match.blocks),
+            length=known,
+            blocks_to_start=reservation.blocks_max - match.owned,
+            arrived=reservation.asked,
+            coming=reservation.chain.tokens_in(self._coming.count(links[match.blocks :])),
+        )
+
+    def fitted(self, ticket_id: bytes) -> Ticket:
+        """The ticket of one that asks, without the blocks that are here now."""
+        reservation = self._reservations[ticket_id]
+        return replace(reservation.ticket, first_block=self._pool.match(reservation.links()).blocks)
+
     def grant(self, ticket_id: bytes) -> Reservation:
-        """Promise the blocks. The caller has checked that they are available."""
+        """Keep what is cached, and promise the other blocks. The caller has checked that they are available."""
         reservation = self._reservations[ticket_id]
         reservation.advance(ReservationEvent.GRANT)
-        reservation.credit = self._pool.grant(reservation.owner(), reservation.blocks_max)
+        links = reservation.links()
+        reservation.table = self._pool.share(reservation.owner(), links)
+        held = len(reservation.table)
+        reservation.credit = self._pool.grant(reservation.owner(), reservation.blocks_max - held)
+        reservation.ticket = replace(reservation.ticket, first_block=held)
+        self._coming.announce(ticket_id, links[held:])
         return reservation
 
     def bind(self, ticket_id: bytes) -> BlockTable:
         """Turn the part of the promise that the hand-off fills into blocks."""
         reservation = self._reservations[ticket_id]
         reservation.advance(ReservationEvent.BIND)
-        assert reservation.credit is not None
-        blocks = reservation.ticket.num_blocks
-        reservation.table = self._pool.allocate(reservation.owner(), blocks, reservation.credit)
+        assert reservation.credit is not None and reservation.table is not None
+        blocks = len(reservation.ticket.blocks_to_send())
+        self._pool.extend(reservation.table, blocks, reservation.credit)
         return reservation.table
 
     def adopt(self, ticket_id: bytes) -> tuple[BlockTable, Credit]:
@@ -125,6 +164,7 @@ class Reservations:
             reservation.table, Owner(OwnerKind.SEQUENCE, reservation.order.key.request_id)
         )
         credit, reservation.credit, reservation.table = reservation.credit, None, None
+        self._coming.drop(ticket_id)
         return table, credit
 
     def withdraw(self, ticket_id: bytes) -> ReservationState:
@@ -135,6 +175,9 @@ class Reservations:
         if reservation.credit is not None:
             self._pool.waive(reservation.credit)
             reservation.credit = None
+        if reservation.table is not None:
+            reservation.table = self._pool.quarantine(reservation.table)
+        self._coming.drop(ticket_id)
         self._sweep(reservation)
         return before
 

@@ -12,7 +12,6 @@ from decode_worker.reservations import Reservation, Reservations, ReservationSta
 from engine.cache.block_pool import Ledger
 from engine.cache.kv_cache import KVCache
 from engine.core import EngineCore, Output, StepResult
-from engine.policy import SequenceView
 from engine.sequence import EndReason, SamplingParams, Sequence, SequenceId, StopRules
 from kvtransfer.errors import Overloaded, Reason, TicketRefused
 from kvtransfer.events import Closed, Failed, Opened, Received, TargetEvent
@@ -154,7 +153,7 @@ class DecodeWorker:
         if (gateway, order.key) in live:
             return
         if ticket.first_block != 0:
-            raise TicketRefused(Reason.WRONG_RANGE, "no block of this prompt is held here")
+            raise TicketRefused(Reason.WRONG_RANGE, "which blocks are held here is not known before")
         if self._reservations.find(ticket.ticket_id) is not None:
             raise TicketRefused(Reason.SPENT, "in use")
         for key in older:
@@ -167,6 +166,7 @@ class DecodeWorker:
                 order=order,
                 ticket=ticket,
                 blocks_max=self._cache.layout.blocks_for(order.length_limit() - 1),
+                chain=self._core.chain(order.cache_scope),
                 asked=self._clock(),
             )
         )
@@ -178,26 +178,26 @@ class DecodeWorker:
         if not asking:
             return
         granted = self._policy.grant(
-            tuple(_view(reservation) for reservation in asking),
+            tuple(map(self._reservations.view, asking)),
             available_blocks=self._core.pool.available,
             taken_seats=len(self._running) + self._reservations.seats(),
             now=self._clock(),
         )
         chosen = {view.id for view in granted}
         for reservation in asking:
-            if _sequence_id(reservation.order) in chosen:
+            if reservation.id() in chosen:
                 self._grant_one(reservation)
 
     def _grant_one(self, reservation: Reservation) -> None:
-        key = reservation.order.key
+        key, ticket_id = reservation.order.key, reservation.ticket.ticket_id
         try:
-            self._target.expect(reservation.ticket)
+            self._target.expect(self._reservations.fitted(ticket_id))
         except (TicketRefused, Overloaded) as error:
             self._end(key)
             self._refuse(reservation.gateway, key, error)
             return
-        self._reservations.grant(reservation.ticket.ticket_id)
-        self._tell(reservation.gateway, ReservedReport(key=key, blocks_held=0))
+        held = self._reservations.grant(ticket_id).ticket.first_block
+        self._tell(reservation.gateway, ReservedReport(key=key, blocks_held=held))
 
     def _bind(self, reservation: Reservation) -> None:
         """The source is about to send: give it places, unless the reservation was withdrawn meanwhile."""
@@ -219,7 +219,7 @@ class DecodeWorker:
             self._tell(reservation.gateway, wrong)
             return
         table, credit = self._reservations.adopt(event.ticket_id)
-        sequence = _sequence(order, event.first_token, self._clock())
+        sequence = _sequence(reservation, event.first_token, self._clock())
         sequence.computed, sequence.table, sequence.credit = event.num_tokens, table, credit
         self._core.adopt(sequence)
         del self._tickets[order.key]
@@ -279,21 +279,11 @@ _REFUSALS: dict[type[Exception], EndCause] = {
 _END = {EndReason.STOP: TokenEnd.STOP, EndReason.LENGTH: TokenEnd.LENGTH}
 
 
-def _view(reservation: Reservation) -> SequenceView:
-    known = len(reservation.order.token_ids)
-    return SequenceView(
-        id=_sequence_id(reservation.order),
-        uncomputed=known,
-        length=known,
-        blocks_to_start=reservation.blocks_max,
-        arrived=reservation.asked,
-    )
-
-
-def _sequence(order: SequenceOrder, first_token: int, now: float) -> Sequence:
+def _sequence(reservation: Reservation, first_token: int, now: float) -> Sequence:
     """The prompt and its first token, which the source sampled."""
+    order = reservation.order
     return Sequence(
-        id=_sequence_id(order),
+        id=reservation.id(),
         tokens=[*order.token_ids, first_token],
         sampling=SamplingParams(
             temperature=order.temperature,
@@ -310,11 +300,8 @@ def _sequence(order: SequenceOrder, first_token: int, now: float) -> Sequence:
             stop_token_ids=order.stop_token_ids,
         ),
         arrived=now,
+        chain=reservation.chain,
     )
-
-
-def _sequence_id(order: SequenceOrder) -> SequenceId:
-    return (order.key.request_id, order.key.attempt, order.choice)
 
 
 def _key(sequence_id: SequenceId) -> AttemptKey:

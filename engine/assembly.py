@@ -48,6 +48,8 @@ class EngineFlags(Protocol):
     def num_gpu_blocks_override(self) -> int | None: ...
     @property
     def kv_cache_memory_bytes(self) -> int | None: ...
+    @property
+    def enable_prefix_caching(self) -> bool: ...
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -65,6 +67,7 @@ class EngineWishes:
     block_size: int = 16
     num_blocks: int | None = None
     kv_bytes: int | None = None
+    caching: bool = True
 
     @classmethod
     def of(cls, flags: EngineFlags, model: Path) -> Self:
@@ -78,6 +81,7 @@ class EngineWishes:
             block_size=flags.block_size,
             num_blocks=flags.num_gpu_blocks_override,
             kv_bytes=flags.kv_cache_memory_bytes,
+            caching=flags.enable_prefix_caching,
         )
 
 
@@ -128,6 +132,7 @@ def assemble(wishes: EngineWishes, policy: Policy, *, memory_bytes: int) -> Engi
         runner=TransformerRunner(model, cache),
         sampler=Sampler(),
         policy=policy,
+        caching=wishes.caching,
     )
     return Engine(
         config=config,

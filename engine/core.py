@@ -11,11 +11,15 @@ from dataclasses import dataclass
 import torch
 
 from engine.batch import Batch, BatchItem, ModelRunner
-from engine.cache.block_pool import BlockPool
+from engine.cache.block_pool import BlockPool, Match
 from engine.cache.block_table import Owner, OwnerKind
+from engine.cache.coming import Coming
+from engine.cache.prefix_chain import PrefixChain, PrefixLink
 from engine.policy import Plan, Policy, SequenceView, View, Work
 from engine.sampling import Sampled, Sampler, SampleRow
 from engine.sequence import Event, Sequence, SequenceId, State
+
+NOTHING = Match(blocks=0, owned=0)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -47,19 +51,33 @@ class StepResult:
 
 
 class EngineCore:
-    """Sequences in, tokens out. block_size: positions per block."""
+    """Sequences in, tokens out. block_size: positions per block. caching: whether prefixes that are computed are kept
+    for others."""
 
     def __init__(
-        self, *, pool: BlockPool, block_size: int, runner: ModelRunner, sampler: Sampler, policy: Policy
+        self,
+        *,
+        pool: BlockPool,
+        block_size: int,
+        runner: ModelRunner,
+        sampler: Sampler,
+        policy: Policy,
+        caching: bool = True,
     ) -> None:
         self.pool = pool
         self._block_size = block_size
         self._runner = runner
         self._sampler = sampler
         self._policy = policy
+        self._caching = caching
         self._waiting: dict[SequenceId, Sequence] = {}
         self._running: dict[SequenceId, Sequence] = {}
         self._finished: dict[SequenceId, Sequence] = {}
+        self._coming = Coming()
+
+    def chain(self, scope: bytes) -> PrefixChain:
+        """For a new sequence. scope: see `PrefixChain`."""
+        return PrefixChain(scope if self._caching else b"", self._block_size)
 
     def submit(self, sequence: Sequence) -> None:
         """Take a sequence of which nothing is computed. It starts when the policy gives it work."""
@@ -75,6 +93,7 @@ class EngineCore:
         self._assert_new(sequence)
         sequence.advance(Event.START)
         self._running[sequence.id] = sequence
+        self._publish(sequence, 0)
 
     def detach(self, sequence_id: SequenceId) -> Sequence:
         """Take a sequence out, in whatever state. The caller now answers for its table and its credit."""
@@ -82,6 +101,7 @@ class EngineCore:
             if sequence_id in group:
                 sequence = group.pop(sequence_id)
                 sequence.advance(Event.DETACH)
+                self._coming.drop(sequence_id)
                 return sequence
         raise AssertionError(f"sequence {sequence_id} is not here")
 
@@ -117,13 +137,20 @@ class EngineCore:
         missing = self._blocks_for(sequence.computed + work.count) - len(sequence.table)
         if missing > 0:
             self.pool.extend(sequence.table, missing, sequence.credit)
+        first = sequence.computed // self._block_size
+        assert all(self.pool.writable(sequence.table, at) for at in range(first, len(sequence.table)))
         return sequence
 
     def _start(self, sequence: Sequence) -> Sequence:
-        """Promise all the blocks that the sequence can ever need: what has started can run to its end."""
+        """Take what is cached, and promise all other blocks that the sequence can ever need: what has started can run
+        to its end."""
         owner = Owner(OwnerKind.SEQUENCE, sequence.id[0])
-        sequence.credit = self.pool.grant(owner, self._blocks_for(sequence.positions_max()))
-        sequence.table = self.pool.allocate(owner, 0, sequence.credit)
+        sequence.table = self.pool.share(owner, self._usable_links(sequence))
+        shared = len(sequence.table)
+        sequence.credit = self.pool.grant(owner, self._blocks_for(sequence.positions_max()) - shared)
+        sequence.computed = sequence.cached = shared * self._block_size
+        full = len(sequence.tokens) // self._block_size
+        self._coming.announce(sequence.id, sequence.chain.links(sequence.tokens, shared, full))
         sequence.advance(Event.START)
         self._running[sequence.id] = self._waiting.pop(sequence.id)
         return sequence
@@ -144,6 +171,7 @@ class EngineCore:
         )
         for sequence, count in runs:
             sequence.computed += count
+            self._publish(sequence, (sequence.computed - count) // self._block_size)
         complete = [sequence for sequence, _ in runs if sequence.uncomputed() == 0]
         assert logits.shape[0] == len(complete), f"{logits.shape[0]} rows for {len(complete)} sequences"
         sampled = self._sampler.sample(logits, [_sample_row(sequence) for sequence in complete])
@@ -151,6 +179,18 @@ class EngineCore:
             self._append(sequence, token) for sequence, token in zip(complete, sampled, strict=True)
         )
         return StepResult(progress=progress, outputs=outputs)
+
+    def _publish(self, sequence: Sequence, first: int) -> None:
+        """Full blocks from `first` on can be found by others from now on."""
+        assert sequence.table is not None
+        links = sequence.chain.links(sequence.tokens, first, sequence.computed // self._block_size)
+        if links:
+            self.pool.publish(sequence.table, first, links)
+            self._coming.settle(sequence.id, links)
+
+    def _usable_links(self, sequence: Sequence) -> list[PrefixLink]:
+        """What may come from the cache: not the last token, which is sampled from."""
+        return sequence.chain.links(sequence.tokens, 0, (len(sequence.tokens) - 1) // self._block_size)
 
     def _append(self, sequence: Sequence, sampled: Sampled) -> Output:
         sequence.append(sampled.token)
@@ -160,13 +200,16 @@ class EngineCore:
         return Output(sequence=sequence, position=len(sequence.tokens) - 1, sampled=sampled)
 
     def _view_of(self, sequence: Sequence) -> SequenceView:
-        started = sequence.state is State.RUNNING
+        links = self._usable_links(sequence) if sequence.state is State.WAITING else []
+        match = self.pool.match(links) if links else NOTHING
+        needed = self._blocks_for(sequence.positions_max()) if sequence.state is State.WAITING else 0
         return SequenceView(
             id=sequence.id,
-            uncomputed=sequence.uncomputed(),
+            uncomputed=sequence.uncomputed() - match.blocks * self._block_size,
             length=len(sequence.tokens),
-            blocks_to_start=0 if started else self._blocks_for(sequence.positions_max()),
+            blocks_to_start=needed - match.owned,
             arrived=sequence.arrived,
+            coming=self._coming.count(links[match.blocks :]) * self._block_size,
         )
 
     def _blocks_for(self, tokens: int) -> int:

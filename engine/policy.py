@@ -15,7 +15,8 @@ class SequenceView:
     """One sequence as a policy sees it. Counts are tokens and blocks; arrived is in seconds on the core's clock.
 
     blocks_to_start: blocks that a waiting sequence must be promised before it starts, so that it can run to its
-    end. 0 for a sequence that is running.
+    end; those that it shares with others are not among them. 0 for a sequence that is running. uncomputed: without
+    what is cached. coming: how many of these a running sequence is going to put into the cache.
     """
 
     id: SequenceId
@@ -23,11 +24,13 @@ class SequenceView:
     length: int
     blocks_to_start: int
     arrived: float
+    coming: int = 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class View:
-    """The engine between two steps, in order of arrival. available_blocks: free and not promised to anybody."""
+    """The engine between two steps, in order of arrival. available_blocks: owned by nobody and not promised to
+    anybody."""
 
     waiting: tuple[SequenceView, ...]
     running: tuple[SequenceView, ...]

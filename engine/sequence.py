@@ -11,6 +11,7 @@ from typing import TypeAlias
 
 from engine.cache.block_pool import Credit
 from engine.cache.block_table import BlockTable
+from engine.cache.prefix_chain import PrefixChain
 from engine.errors import IllegalTransition
 
 SequenceId: TypeAlias = tuple[str, int, int]
@@ -81,7 +82,8 @@ class Sequence:
     """Known tokens, computed count, table, credit to grow by and state of one choice.
 
     computed: tokens whose KV is in the table, in [0, len(tokens)]. A sequence with one token left to compute
-    generates; one with more is still reading its prompt. arrived: seconds on the engine's clock.
+    generates; one with more is still reading its prompt. arrived: seconds on the engine's clock. chain: names its
+    prefixes for the cache. cached: tokens that were found there when it started.
     """
 
     id: SequenceId
@@ -89,7 +91,9 @@ class Sequence:
     sampling: SamplingParams
     stop: StopRules
     arrived: float
+    chain: PrefixChain = field(default_factory=PrefixChain, compare=False)
     computed: int = 0
+    cached: int = 0
     table: BlockTable | None = None
     credit: Credit | None = None
     state: State = field(default=State.WAITING)

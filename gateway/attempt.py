@@ -4,7 +4,7 @@ Synchronous: fed with deliveries, it sends messages and returns tokens. Lives on
 trusts no worker: what cannot be ends the attempt.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from crossdock.worker.v1 import worker_pb2 as pb
 from gateway.journal import Divergence, Journal
@@ -79,15 +79,16 @@ class Attempt:
         """The tokens that these deliveries add. When they end the attempt badly, `failure` says how: what was
         entered in the journal before it is in the batch all the same."""
         tokens: list[Token] = []
-        end = None
+        end, cached = None, 0
         for delivery in deliveries:
             batch = self._hear(delivery)
             if batch is not None:
                 tokens += batch.tokens
                 end = end or batch.end
+                cached = max(cached, batch.cached_tokens)
             if not self.live():
                 break
-        return TokenBatch(tokens=tuple(tokens), end=end)
+        return TokenBatch(tokens=tuple(tokens), end=end, cached_tokens=cached)
 
     def close(self) -> None:
         """Nobody follows this attempt any more: stop what the workers still do for it."""
@@ -116,7 +117,7 @@ class Attempt:
                 return self._token(sender, letter)
             case ReservedReport():
                 self._advance(Happening.GRANTED)
-                self._submit()
+                self._reserved(letter.blocks_held)
             case AdoptedReport():
                 self._advance(Happening.ADOPTED)
             case HandedOverReport():
@@ -128,6 +129,15 @@ class Attempt:
             case DeadlinePassed():
                 self._lose(DeadlineExpired(TOO_LATE))
         return None
+
+    def _reserved(self, blocks_held: int) -> None:
+        """The target needs only the blocks that it does not hold: the ticket that the source gets says so."""
+        assert self._target is not None
+        ticket = self._target.ticket
+        if blocks_held > ticket.num_blocks:
+            raise IllegalHappening(f"{blocks_held} blocks held of {ticket.num_blocks}")
+        self._target = replace(self._target, ticket=replace(ticket, first_block=blocks_held))
+        self._submit()
 
     def _token(self, sender: str, report: TokenReport) -> TokenBatch:
         if sender == self._prefill.address:

@@ -16,10 +16,12 @@ class Divergence(Exception):
 
 
 class Journal:
-    """wire_id: the request's name between our processes; the client's own id may not be unique."""
+    """wire_id: the request's name between our processes; the client's own id may not be unique. cache_scope: whose
+    cached prefixes it may use."""
 
-    def __init__(self, request: Request, wire_id: str) -> None:
+    def __init__(self, request: Request, wire_id: str, cache_scope: bytes = b"") -> None:
         self.request = request
+        self._cache_scope = cache_scope
         self.wire_id = wire_id
         self._emitted: list[int] = []
         self._ahead: dict[int, TokenReport] = {}
@@ -71,6 +73,7 @@ class Journal:
             seed=request.sampling.seed,
             logprobs=request.sampling.logprobs,
             time_left_ms=time_left_ms,
+            cache_scope=self._cache_scope,
         )
 
     def _known(self, position: int) -> int | None:
@@ -91,12 +94,14 @@ class Journal:
             raise Divergence(f"position {position}: of {stop.max_tokens}, and the end is {report.end}")
 
     def _consecutive(self) -> TokenBatch:
-        tokens, end = [], None
+        tokens, end, cached = [], None, 0
         while end is None and (report := self._ahead.pop(len(self._emitted), None)) is not None:
             self._emitted.append(report.token_id)
             tokens.append(_token(report))
+            if report.position == 0:
+                cached = report.cached_tokens
             end = _ENDS[report.end] if report.end else None
-        return TokenBatch(tokens=tuple(tokens), end=end)
+        return TokenBatch(tokens=tuple(tokens), end=end, cached_tokens=cached)
 
 
 def _token(report: TokenReport) -> Token:

@@ -4,10 +4,12 @@ Owns the order of things; every step of it is somebody else's. Shows a token onl
 """
 
 import asyncio
+import hmac
 from collections.abc import AsyncGenerator, Callable
 from contextlib import aclosing
 from itertools import count
 
+from engine.cache.prefix_chain import prefix_scope
 from gateway.admission import Admission
 from gateway.attempt import TOO_LATE, Attempt, AttemptLost, Target
 from gateway.journal import Journal
@@ -49,6 +51,7 @@ class Orchestrator:
         self._decodes = decodes
         self._admission = admission
         self._ticket_key = ticket_key
+        self._scope_key = hmac.digest(ticket_key, b"crossdock cache scope", "sha256")
         self._gateway_epoch = gateway_epoch
         self._randomness = randomness
         self._clock = clock
@@ -71,7 +74,8 @@ class Orchestrator:
         Closing the generator stops the work on both workers.
         """
         with self._admission.enter():
-            journal = Journal(request, f"{self._gateway_epoch:x}-{next(self._numbers)}")
+            wire_id = f"{self._gateway_epoch:x}-{next(self._numbers)}"
+            journal = Journal(request, wire_id, self._cache_scope(request))
             tried: list[Route] = []
             for number in range(1, ATTEMPTS_MAX + 1):
                 try:
@@ -130,6 +134,11 @@ class Orchestrator:
                 raise DeadlineExpired(TOO_LATE) from None
             reason = f"NO_{missing.pool.upper()}_WORKER"
             raise Unavailable(f"no {missing.pool} worker can serve this now", reason=reason) from None
+
+    def _cache_scope(self, request: Request) -> bytes:
+        return prefix_scope(
+            self._scope_key, model=request.model, tenant=request.tenant, salt=request.cache_salt
+        )
 
     def _attempt(self, journal: Journal, number: int, route: Route) -> Attempt:
         order = journal.order(number, self._time_left_ms(journal.request))

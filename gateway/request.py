@@ -49,7 +49,8 @@ class Stop:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Request:
-    """deadline: seconds on the gateway's monotonic clock, None for none."""
+    """deadline: seconds on the gateway's monotonic clock, None for none. tenant: who asks, as the gateway knows it and
+    not as the client says; cached prefixes are shared within a tenant and cache_salt only."""
 
     id: str
     model: str
@@ -58,6 +59,8 @@ class Request:
     stop: Stop
     include_special_tokens: bool
     deadline: float | None
+    tenant: str = ""
+    cache_salt: str = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -17,6 +17,7 @@ from service.errors import DeadlineExpired, FieldViolation, ModelNotFound
 LOGPROBS_MAX = 20
 MODEL_BYTES_MAX = 256
 REQUEST_ID_CHARACTERS_MAX = 128
+CACHE_SALT_BYTES_MAX = 256
 STOP_STRINGS_MAX = 16
 STOP_STRING_BYTES_MAX = 256
 STOP_TOKEN_IDS_MAX = 64
@@ -52,6 +53,7 @@ def accept(
         stop=_stop(spec, card, max_tokens),
         include_special_tokens=spec.output.include_special_tokens,
         deadline=None if time_left_s is None else now + time_left_s,
+        cache_salt=spec.cache_salt,
     )
 
 
@@ -104,6 +106,8 @@ def _broken_rules(spec: inference_pb2.GenerationSpec, card: ModelCard) -> Iterat
     if len(spec.request_id) > REQUEST_ID_CHARACTERS_MAX or not all(" " <= c <= "~" for c in spec.request_id):
         rule = f"at most {REQUEST_ID_CHARACTERS_MAX} printable ASCII characters"
         yield FieldViolation(field="request_id", description=rule)
+    if len(spec.cache_salt.encode()) > CACHE_SALT_BYTES_MAX:
+        yield FieldViolation(field="cache_salt", description=f"at most {CACHE_SALT_BYTES_MAX} bytes")
     yield from _broken_stops(spec.stop, card)
 
 

@@ -89,5 +89,9 @@ class Holds:
         hold.advance(event)
         if hold.state is HoldState.FREE:
             del self._holds[ticket_id]
-            if hold.table is not None:
-                self._pool.release(hold.table)
+        if hold.table is None:
+            return
+        if hold.state is HoldState.FREE:
+            self._pool.release(hold.table)
+        elif hold.state is HoldState.LET_GO:
+            hold.table = self._pool.quarantine(hold.table)

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 
 from engine.cache.block_pool import Ledger
 from engine.cache.kv_cache import KVCache
+from engine.cache.prefix_chain import PrefixChain
 from engine.core import EngineCore, Output, Progress, StepResult
 from engine.sequence import EndReason, SamplingParams, Sequence, SequenceId, StopRules
 from kvtransfer.errors import Overloaded, Reason, TicketRefused
@@ -142,7 +143,7 @@ class PrefillWorker:
             raise Overloaded(f"{self._queue_requests_max} requests are queued")
         if hand_off is not None and hand_off.ticket.ticket_id in self._holds:
             raise TicketRefused(Reason.SPENT, "its blocks are held")
-        sequence = _sequence(order, self._clock())
+        sequence = _sequence(order, self._core.chain(order.cache_scope), self._clock())
         attempt = Attempt(gateway=gateway, order=order, hand_off=hand_off, sequence=sequence)
         if hand_off is not None:
             ticket = hand_off.ticket
@@ -185,6 +186,7 @@ class PrefillWorker:
                 logprob=token.logprob,
                 top=token.top,
                 end=end,
+                cached_tokens=output.sequence.cached,
             ),
         )
         if end is not None or attempt.hand_off is None:
@@ -260,7 +262,7 @@ def _dialable(endpoints: tuple[str, ...]) -> bool:
     return 1 <= len(endpoints) <= ENDPOINTS_MAX and max(map(len, endpoints)) <= ENDPOINT_CHARS_MAX
 
 
-def _sequence(order: SequenceOrder, now: float) -> Sequence:
+def _sequence(order: SequenceOrder, chain: PrefixChain, now: float) -> Sequence:
     """The prompt and one token: what this worker does of an answer."""
     key = order.key
     return Sequence(
@@ -281,6 +283,7 @@ def _sequence(order: SequenceOrder, now: float) -> Sequence:
             stop_token_ids=order.stop_token_ids,
         ),
         arrived=now,
+        chain=chain,
     )
 
 

@@ -86,6 +86,7 @@ class EngineOptions(ModelOptions):
         None, ge=1, description="KV blocks, instead of what memory allows"
     )
     kv_cache_memory_bytes: Bytes | None = Field(None, description="bytes for KV blocks, for example 2GiB")
+    enable_prefix_caching: bool = Field(True, description="keep computed prefixes for later requests")
     threads: int = Field(1, ge=1, description="cores that one worker computes on")
     seed: int = Field(0, description="of everything random that a request does not seed")
 

@@ -12,6 +12,7 @@ from crossdock.worker.v1 import worker_pb2 as pb
 from service.errors import FieldViolation, InvalidRequest
 
 LOGPROBS_MAX = 20
+CACHE_SCOPE_BYTES_MAX = 64
 STOP_TOKENS_MAX = 128
 REQUEST_ID_BYTES_MAX = 128
 
@@ -47,6 +48,7 @@ class SequenceOrder:
     """token_ids: prompt and what was already emitted; prompt_tokens: how many of them are the prompt.
 
     max_tokens, min_tokens: of the whole answer, counted from the prompt's end. time_left_ms: None for no deadline.
+    cache_scope: orders of one scope share cached prefixes; empty for none.
     The other fields are as in engine.sequence.SamplingParams.
     """
 
@@ -64,6 +66,7 @@ class SequenceOrder:
     seed: int
     logprobs: int | None
     time_left_ms: int | None
+    cache_scope: bytes = b""
 
     def length_limit(self) -> int:
         """Tokens in all at which the answer is complete."""
@@ -100,6 +103,7 @@ def to_spec(order: SequenceOrder) -> pb.SequenceSpec:
         seed=order.seed,
         logprobs=order.logprobs,
         time_left_ms=order.time_left_ms or 0,
+        cache_scope=order.cache_scope,
     )
 
 
@@ -120,6 +124,7 @@ def from_spec(spec: pb.SequenceSpec, limits: OrderLimits) -> SequenceOrder:
         seed=spec.seed,
         logprobs=spec.logprobs if spec.HasField("logprobs") else None,
         time_left_ms=spec.time_left_ms or None,
+        cache_scope=spec.cache_scope,
     )
     violations = _violations(order, limits)
     if violations:
@@ -150,6 +155,11 @@ def _violations(order: SequenceOrder, limits: OrderLimits) -> list[FieldViolatio
         ("top_p", _within(order.top_p, 0.0, 1.0) and order.top_p > 0, "in (0, 1]"),
         ("top_k", order.top_k <= vocab, f"in [0, {vocab}]"),
         ("min_p", _within(order.min_p, 0.0, 1.0), "in [0, 1]"),
+        (
+            "cache_scope",
+            len(order.cache_scope) <= CACHE_SCOPE_BYTES_MAX,
+            f"at most {CACHE_SCOPE_BYTES_MAX} bytes",
+        ),
         ("logprobs", (order.logprobs or 0) <= LOGPROBS_MAX, f"in [0, {LOGPROBS_MAX}]"),
     )
     return [FieldViolation(field=field, description=rule) for field, holds, rule in rules if not holds]

@@ -41,7 +41,8 @@ class EndCause(Enum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TokenReport:
-    """position: in the answer, from 0. logprob and top: when asked for; top holds (token id, logprob)."""
+    """position: in the answer, from 0. logprob and top: when asked for; top holds (token id, logprob). cached_tokens:
+    with the first token, how many of the tokens before it were not computed, since they were cached."""
 
     key: AttemptKey
     position: int
@@ -49,6 +50,7 @@ class TokenReport:
     logprob: float | None
     top: tuple[tuple[int, float], ...]
     end: TokenEnd | None
+    cached_tokens: int = 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -170,6 +172,7 @@ def _output(report: TokenReport) -> pb.SequenceOutput:
         top_token_ids=[token for token, _ in report.top],
         top_logprobs=[logprob for _, logprob in report.top],
         end_reason=report.end.value if report.end else pb.END_REASON_UNSPECIFIED,
+        cached_tokens=report.cached_tokens,
     )
 
 
@@ -183,6 +186,7 @@ def _token_report(output: pb.SequenceOutput) -> TokenReport:
         logprob=output.logprob if output.HasField("logprob") else None,
         top=tuple(zip(output.top_token_ids, output.top_logprobs, strict=True)),
         end=_token_end(output.end_reason),
+        cached_tokens=output.cached_tokens,
     )
 
 

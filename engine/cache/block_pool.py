@@ -1,27 +1,33 @@
 """All blocks of a worker, and the ledger of who owns them.
 
-free + cached + owned + quarantined = total, always, and credits never exceed what is free. A block moves by a named
-verb and by nothing else: grant, waive, allocate, extend, transfer, release, quarantine, restore. Called on the step
-thread alone. Never touches the bytes, never decides who gets what.
+free + cached + owned + quarantined = total, always, and credits never exceed what is free or cached. A block moves by
+a named verb and by nothing else: grant, waive, share, allocate, extend, fork, unshare, transfer, release, quarantine.
+Several tables may own one block, which then nobody may write; a block whose contents were published is never written
+while it has them. What nobody owns is cached as long as nobody needs the room, least recently used first out. Called
+on the step thread alone. Never touches the bytes, never decides who gets what.
 """
 
-from collections import Counter
+from collections import Counter, OrderedDict
+from collections.abc import Sequence
 from dataclasses import dataclass
-from itertools import count
 
-from engine.cache.block_table import BlockTable, Owner
+from engine.cache.block_table import BlockTable, Owner, OwnerKind
+from engine.cache.prefix_chain import PrefixLink
+from engine.cache.prefix_index import PrefixIndex
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OwnedBlocks:
+    """blocks: in the owner's tables; one that is shared counts for each of them."""
+
     owner: Owner
     blocks: int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Ledger:
-    """A recount of the pool. Counts are blocks; promised is the part of free that credits cover; violations is
-    empty when the books balance."""
+    """A recount of the pool. Counts are blocks, each counted once; promised is the part of free and cached that
+    credits cover; violations is empty when the books balance."""
 
     total: int
     free: int
@@ -31,6 +37,15 @@ class Ledger:
     promised: int
     owners: tuple[OwnedBlocks, ...]
     violations: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Match:
+    """What of a prefix is in the pool. blocks: from its start; owned: how many of them somebody owns, which can be
+    shared without taking any from what is available."""
+
+    blocks: int
+    owned: int
 
 
 class Credit:
@@ -62,27 +77,28 @@ class BlockPool:
 
     def __init__(self, total: int) -> None:
         assert total > 0, total
+        self.index = PrefixIndex()
         self._total = total
         self._free = list(range(total - 1, -1, -1))
+        self._cached: OrderedDict[int, None] = OrderedDict()
+        self._references = [0] * total
         self._promised = 0
         self._credits: set[Credit] = set()
         self._tables: set[BlockTable] = set()
-        self._quarantined: dict[int, list[int]] = {}
-        self._receipts = count()
 
     @property
     def total(self) -> int:
         return self._total
 
     @property
-    def free(self) -> int:
-        """Blocks that nobody owns."""
-        return len(self._free)
+    def unowned(self) -> int:
+        """Blocks that nobody owns, cached ones among them."""
+        return len(self._free) + len(self._cached)
 
     @property
     def available(self) -> int:
         """Blocks that nobody owns and no credit covers: what can be granted now."""
-        return len(self._free) - self._promised
+        return self.unowned - self._promised
 
     def grant(self, owner: Owner, blocks: int) -> Credit:
         """Promise blocks. The caller has checked `available`."""
@@ -99,82 +115,149 @@ class BlockPool:
         self._promised -= credit.blocks
         credit.draw(credit.blocks)
 
+    def match(self, links: Sequence[PrefixLink]) -> Match:
+        """The longest leading part of these that is here. Keeps nothing."""
+        found = self.index.find(links)
+        return Match(blocks=len(found), owned=sum(self._references[block] > 0 for block in found))
+
+    def share(self, owner: Owner, links: Sequence[PrefixLink]) -> BlockTable:
+        """A new table of what `match` finds. The caller has checked that what nobody owns yet is available."""
+        blocks = self.index.find(links)
+        fresh = [block for block in blocks if not self._references[block]]
+        assert len(fresh) <= self.available, f"{len(fresh)} blocks wanted, {self.available} available"
+        for block in fresh:
+            del self._cached[block]
+        return self._new_table(owner, self._referenced(blocks))
+
     def allocate(self, owner: Owner, blocks: int, credit: Credit) -> BlockTable:
         """A new table of blocks drawn on a credit."""
-        table = BlockTable(owner, self._take(blocks, credit))
-        self._tables.add(table)
-        return table
+        return self._new_table(owner, self._take(blocks, credit))
 
     def extend(self, table: BlockTable, blocks: int, credit: Credit) -> None:
         """Add blocks drawn on a credit at the table's end."""
         self._assert_known(table)
         table.extend(self._take(blocks, credit))
 
+    def fork(self, table: BlockTable, owner: Owner) -> BlockTable:
+        """A second table of the same blocks."""
+        self._assert_known(table)
+        return self._new_table(owner, self._referenced(list(table.ids())))
+
+    def writable(self, table: BlockTable, position: int) -> bool:
+        """Whether this block of a table is the table's alone, and not published."""
+        block = table.ids()[position]
+        return self._references[block] == 1 and block not in self.index
+
+    def unshare(self, table: BlockTable, position: int, credit: Credit) -> tuple[int, int]:
+        """Put a block of the table's own in place of one that is not `writable`. Returns (old, new); the caller has
+        the bytes copied before either is written."""
+        self._assert_known(table)
+        old = table.ids()[position]
+        (new,) = self._take(1, credit)
+        table.replace(position, new)
+        self._unreference(old)
+        return old, new
+
+    def publish(self, table: BlockTable, first: int, links: Sequence[PrefixLink]) -> None:
+        """Blocks `first` and on of the table hold these prefixes and will not be written again."""
+        self._assert_known(table)
+        for block, link in zip(table.ids()[first : first + len(links)], links, strict=True):
+            self.index.add(link, block)
+
     def transfer(self, table: BlockTable, owner: Owner) -> BlockTable:
         """Give the table to another owner. The old handle is spent."""
         self._assert_known(table)
         self._tables.remove(table)
-        moved = BlockTable(owner, table.spend())
-        self._tables.add(moved)
-        return moved
+        return self._new_table(owner, table.spend())
 
     def release(self, table: BlockTable) -> None:
-        """Give the table's blocks back. The handle is spent."""
+        """Give the table's blocks back. The handle is spent. Of what stays cached, the end of a run goes first."""
         self._assert_known(table)
         self._tables.remove(table)
-        self._free.extend(reversed(table.spend()))
+        for block in reversed(table.spend()):
+            self._unreference(block)
 
-    def quarantine(self, table: BlockTable) -> int:
-        """Take the table's blocks out of use while somebody outside may still touch them; returns a receipt.
-
-        The handle is spent. Only `restore` makes the blocks free again.
-        """
-        self._assert_known(table)
-        self._tables.remove(table)
-        receipt = next(self._receipts)
-        self._quarantined[receipt] = table.spend()
-        return receipt
-
-    def restore(self, receipt: int) -> None:
-        """The blocks of this quarantine are beyond anybody's reach: free them."""
-        self._free.extend(reversed(self._quarantined.pop(receipt)))
+    def quarantine(self, table: BlockTable) -> BlockTable:
+        """Its owner let go, but somebody outside may still touch the blocks: nobody gets them until the table that
+        this returns is released. The old handle is spent."""
+        return self.transfer(table, Owner(OwnerKind.QUARANTINE, table.owner.request_id))
 
     def ledger(self) -> Ledger:
         """Recount everything from the tables themselves."""
         owners: Counter[Owner] = Counter()
+        owned: set[int] = set()
+        quarantined: set[int] = set()
         for table in self._tables:
             owners[table.owner] += len(table)
+            (quarantined if table.owner.kind is OwnerKind.QUARANTINE else owned).update(table.ids())
         return Ledger(
             total=self._total,
-            free=self.free,
-            cached=0,
-            owned=sum(owners.values()),
-            quarantined=sum(len(blocks) for blocks in self._quarantined.values()),
+            free=len(self._free),
+            cached=len(self._cached),
+            owned=len(owned),
+            quarantined=len(quarantined - owned),
             promised=sum(credit.blocks for credit in self._credits),
             owners=tuple(OwnedBlocks(owner=owner, blocks=blocks) for owner, blocks in owners.items()),
             violations=self._violations(),
         )
 
     def _violations(self) -> tuple[str, ...]:
-        seen: Counter[int] = Counter(self._free)
-        for table in self._tables:
-            seen.update(table.ids())
-        for blocks in self._quarantined.values():
-            seen.update(blocks)
-        found = [f"block {block} is in {times} places" for block, times in seen.items() if times > 1]
-        found += [f"block {block} does not exist" for block in seen if not 0 <= block < self._total]
-        if len(seen) < self._total:
-            found.append(f"{self._total - len(seen)} of {self._total} blocks are nowhere")
+        references = Counter(block for table in self._tables for block in table.ids())
+        unowned = Counter([*self._free, *self._cached])
+        found = [f"block {block} is unowned {times} times" for block, times in unowned.items() if times > 1]
+        found += [f"block {block} is unowned and in a table" for block in unowned.keys() & references.keys()]
+        found += [
+            f"block {block} is in {references[block]} tables, {booked} booked"
+            for block, booked in enumerate(self._references)
+            if references[block] != booked
+        ]
+        found += [
+            f"block {block} is cached and cannot be found"
+            for block in self._cached
+            if block not in self.index
+        ]
+        found += [f"block {block} is free and can be found" for block in self._free if block in self.index]
+        lost = self._total - len(unowned.keys() | references.keys())
+        if lost:
+            found.append(f"{lost} of {self._total} blocks are nowhere")
         promised = sum(credit.blocks for credit in self._credits)
-        if promised != self._promised or promised > self.free:
-            found.append(f"{promised} blocks promised by credits, {self._promised} booked, {self.free} free")
+        if promised != self._promised or promised > self.unowned:
+            found.append(
+                f"{promised} blocks promised by credits, {self._promised} booked, {self.unowned} unowned"
+            )
         return tuple(found)
 
     def _take(self, blocks: int, credit: Credit) -> list[int]:
         assert credit in self._credits, f"credit of {credit.owner} is not in this pool"
         credit.draw(blocks)
         self._promised -= blocks
-        return [self._free.pop() for _ in range(blocks)]
+        while len(self._free) < blocks:
+            self._evict()
+        return self._referenced([self._free.pop() for _ in range(blocks)])
+
+    def _evict(self) -> None:
+        block, _ = self._cached.popitem(last=False)
+        self.index.remove(block)
+        self._free.append(block)
+
+    def _referenced(self, blocks: list[int]) -> list[int]:
+        for block in blocks:
+            self._references[block] += 1
+        return blocks
+
+    def _unreference(self, block: int) -> None:
+        self._references[block] -= 1
+        if self._references[block]:
+            return
+        if block in self.index:
+            self._cached[block] = None
+        else:
+            self._free.append(block)
+
+    def _new_table(self, owner: Owner, blocks: list[int]) -> BlockTable:
+        table = BlockTable(owner, blocks)
+        self._tables.add(table)
+        return table
 
     def _assert_known(self, table: BlockTable) -> None:
         assert table in self._tables, f"block table of {table.owner} is not in this pool"

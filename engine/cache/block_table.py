@@ -12,6 +12,7 @@ class OwnerKind(StrEnum):
     SEQUENCE = "sequence"
     HOLD = "hold"
     RESERVATION = "reservation"
+    QUARANTINE = "quarantine"
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,6 +49,10 @@ class BlockTable:
     def extend(self, blocks: list[int]) -> None:
         """For the pool."""
         self._live().extend(blocks)
+
+    def replace(self, position: int, block: int) -> None:
+        """For the pool."""
+        self._live()[position] = block
 
     def spend(self) -> list[int]:
         """For the pool: take the blocks out and make this handle unusable."""

@@ -43,7 +43,6 @@ def chat(*contents, **fields):
         ({"guided_regex": "a+"}, "guided_regex"),
         ({"echo": True}, "echo"),
         ({"suffix": "x"}, "suffix"),
-        ({"cache_salt": "x"}, "cache_salt"),
         ({"kv_transfer_params": {"remote_host": "x"}}, "kv_transfer_params"),
         ({"chat_template": "{{ x }}"}, "chat_template"),
         ({"stop": [""]}, "stop[0]"),

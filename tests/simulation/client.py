@@ -58,6 +58,7 @@ class Client:
             ),
             include_special_tokens=False,
             deadline=self._deadline,
+            cache_salt=wish.salt,
         )
 
     def take(self, batch):

@@ -115,7 +115,9 @@ MUTANTS = (
         "one key frees what a source may still read",
         Holds,
         "_turn",
-        {"hold.state is HoldState.FREE": "event is HoldEvent.LET_GO"},
+        {
+            "if hold.state is HoldState.FREE:\n        self._pool": "if event is HoldEvent.LET_GO:\n        self._pool"
+        },
         CANCELS,
     ),
     Mutant(

@@ -16,7 +16,7 @@ STARTED_S = 0.5
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Wish:
     """What one client asks. deadline_s: from its start, on the gateway's clock. pause_s: how long it chews on each
-    batch. enough: tokens after which it wants no more, as after a stop string."""
+    batch. enough: tokens after which it wants no more, as after a stop string. salt: whose cache it uses."""
 
     gateway: str
     at: float
@@ -31,6 +31,7 @@ class Wish:
     deadline_s: float | None = None
     pause_s: float = 0.0
     enough: int | None = None
+    salt: str = ""
 
     def tokens(self):
         return len(self.prompt) + self.max_tokens
@@ -98,7 +99,8 @@ def draw(seed, kinds=None):
     gateways = tuple(f"g{n}" for n in range(dice.choice((1, 1, 2))))
     names = [f"{role}{n}" for role in "pd" for n in range(dice.choice((1, 1, 2, 2, 3)))]
     spread_s = dice.choice((0.0, 0.02, 0.2, 2.0))
-    wishes = tuple(_wish(dice, dice.choice(gateways), spread_s) for _ in range(dice.randint(4, 12)))
+    openings = [_tokens(dice, dice.randint(4, 24)) for _ in range(dice.choice((0, 1, 1, 2)))]
+    wishes = tuple(_wish(dice, dice.choice(gateways), spread_s, openings) for _ in range(dice.randint(4, 12)))
     everybody = (*names, *gateways)
     skewed, slow = dice.random() < 0.5, dice.random() < 0.4
     capacity, latency_s = dice.choice((1, 2, 4, 16)), dice.choice((0.00002, 0.0002, 0.002, 0.02))
@@ -127,8 +129,11 @@ def draw(seed, kinds=None):
     return draw_faults(dice, scenario, kinds)
 
 
-def _wish(dice, gateway, spread_s):
-    prompt = tuple(dice.randrange(VOCAB) for _ in range(dice.choice((1, 3, 4, 5, dice.randint(1, 30)))))
+def _wish(dice, gateway, spread_s, openings):
+    """openings: what several prompts begin with, as with a system prompt."""
+    prompt = _tokens(dice, dice.choice((1, 3, 4, 5, dice.randint(1, 30))))
+    if openings and dice.random() < 0.7:
+        prompt = dice.choice(openings) + prompt[: dice.choice((1, 4, 30))]
     max_tokens = dice.choice((1, 2, dice.randint(1, 14), dice.randint(1, 14)))
     stops = frozenset(dice.sample(range(VOCAB), 12)) if dice.random() < 0.25 else frozenset()
     sampled = dice.random() < 0.4
@@ -146,7 +151,12 @@ def _wish(dice, gateway, spread_s):
         deadline_s=dice.choice((0.02, 0.2, 1.0, 8.0)) if dice.random() < 0.15 else None,
         pause_s=dice.choice((0.001, 0.05, 0.4)) if dice.random() < 0.15 else 0.0,
         enough=dice.randint(1, max_tokens) if dice.random() < 0.15 else None,
+        salt=dice.choice(("", "", "other")),
     )
+
+
+def _tokens(dice, count):
+    return tuple(dice.randrange(VOCAB) for _ in range(count))
 
 
 def _blocks(dice, wishes):

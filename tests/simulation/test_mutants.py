@@ -6,7 +6,7 @@ from tests.simulation import history
 from tests.simulation.mutants import MUTANTS
 from tests.simulation.scenario import draw
 
-HISTORIES_MAX = 150
+HISTORIES_MAX = 600
 
 
 @pytest.mark.parametrize("mutant", MUTANTS, ids=lambda mutant: mutant.name)

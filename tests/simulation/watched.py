@@ -11,7 +11,7 @@ from engine.cache.block_table import OwnerKind
 from kvtransfer.events import Closed, Opened, Received
 from kvtransfer.source_endpoint import TransferSource
 from kvtransfer.target_endpoint import TransferTarget
-from tests.fakes.hash_model import HashRunner, positions_of
+from tests.fakes.hash_model import POSITION_BYTES, HashRunner, positions_of
 
 POISON = 0xDD
 
@@ -22,53 +22,73 @@ class WatchedPool(BlockPool):
 
     def __init__(self, total, cache, process):
         super().__init__(total)
-        self.owners = [None] * total
+        self.owners = [Counter() for _ in range(total)]
         self._process = process
         self._octets = cache.tensor.view(total, -1).numpy().view(np.uint8)
         self._base = self._octets.ctypes.data
         self._touching = {}
         self._touched = Counter()
+        self._published_for = {}
+
+    def share(self, owner, links):
+        table = super().share(owner, links)
+        self._own(table.ids(), owner)
+        for block in table.ids():
+            self._process.world.counts["blocks shared"] += 1
+            if self._published_for[block] != self._salt(owner):
+                self._fail("I13", f"block {block} of {self._published_for[block]!r} is shared with {owner}")
+        return table
+
+    def publish(self, table, first, links):
+        super().publish(table, first, links)
+        for block in table.ids()[first : first + len(links)]:
+            self._published_for.setdefault(block, self._salt(table.owner))
 
     def allocate(self, owner, blocks, credit):
         table = super().allocate(owner, blocks, credit)
-        self._own(table.ids(), owner)
+        self._take_over(table.ids(), owner)
         return table
 
     def extend(self, table, blocks, credit):
         before = len(table)
         super().extend(table, blocks, credit)
-        self._own(table.ids()[before:], table.owner)
+        self._take_over(table.ids()[before:], table.owner)
 
     def transfer(self, table, owner):
         blocks, before = table.ids(), table.owner
         moved = super().transfer(table, owner)
-        for block in blocks:
-            self._expect(block, before)
-            self.owners[block] = owner
+        self._disown(blocks, before)
+        self._own(blocks, owner)
         return moved
 
     def release(self, table):
         blocks, owner = table.ids(), table.owner
         super().release(table)
+        self._disown(blocks, owner)
         for block in blocks:
-            self._expect(block, owner)
+            if self.owners[block]:
+                continue
             if self._touched[block]:
                 self._fail("I2", f"block {block} of {owner} is freed while a transfer may touch it")
-            self.owners[block] = None
-        self._octets[list(blocks)] = POISON
+            if block not in self.index:
+                self._octets[block] = POISON
 
     def owned(self):
         """Request ids that own blocks."""
-        return {owner.request_id for owner in self.owners if owner is not None}
+        return {owner.request_id for owners in self.owners for owner in owners}
 
-    def touch(self, ticket_id, views):
+    def touch(self, ticket_id, views, *, writing):
         """A transfer may read or write these blocks until it is closed."""
         blocks = [self._block_of(view) for view in views]
         self._touching.setdefault(ticket_id, []).extend(blocks)
         self._touched.update(blocks)
         for block in blocks:
-            if self.owners[block] is None:
+            if not self.owners[block]:
                 self._fail("I2", f"block {block} is given to a transfer and is nobody's")
+            if writing and not self.writable_by_one(block):
+                self._fail(
+                    "I3", f"block {block} of {self.owners[block]} is given to a transfer to be written"
+                )
 
     def untouch(self, ticket_id):
         """The transfer is done with its blocks; returns them."""
@@ -76,18 +96,36 @@ class WatchedPool(BlockPool):
         self._touched.subtract(blocks)
         return blocks
 
+    def writable_by_one(self, block):
+        return self.owners[block].total() == 1 and block not in self.index
+
     def kv_of(self, blocks, size):
         """What is in these blocks, position by position."""
-        return positions_of(self._octets[blocks].reshape(len(blocks), 2, size, -1))
+        shape = (len(blocks), 2, size, POSITION_BYTES // 2)
+        return positions_of(self._octets[blocks].reshape(shape))
+
+    def _salt(self, owner):
+        return self._process.world.salt_of(owner.request_id)
+
+    def _take_over(self, blocks, owner):
+        """Blocks that nobody had; what was cached in them is gone."""
+        for block in blocks:
+            if self.owners[block]:
+                self._fail("I2", f"block {block} of {self.owners[block]} is given to {owner}")
+            self._published_for.pop(block, None)
+        self._octets[list(blocks)] = POISON
+        self._own(blocks, owner)
 
     def _own(self, blocks, owner):
         for block in blocks:
-            self._expect(block, None)
-            self.owners[block] = owner
+            self.owners[block][owner] += 1
 
-    def _expect(self, block, owner):
-        if self.owners[block] != owner:
-            self._fail("I2", f"block {block} is of {self.owners[block]}, not of {owner}")
+    def _disown(self, blocks, owner):
+        for block in blocks:
+            if not self.owners[block][owner]:
+                self._fail("I2", f"block {block} is of {self.owners[block]}, not of {owner}")
+            self.owners[block][owner] -= 1
+            self.owners[block] += Counter()
 
     def _block_of(self, view):
         offset = np.frombuffer(view, np.uint8).ctypes.data - self._base
@@ -98,7 +136,7 @@ class WatchedPool(BlockPool):
 
 
 class WatchedRunner(HashRunner):
-    """Computes nothing with a block that is not ready: filled and owned by one running sequence."""
+    """Computes nothing with a block that is not ready: filled, and owned by a sequence; by no other, if it writes."""
 
     def __init__(self, cache, pool, process):
         super().__init__(cache)
@@ -107,15 +145,17 @@ class WatchedRunner(HashRunner):
 
     def run(self, batch):
         for item in batch.items:
-            owners = {self._pool.owners[block] for block in item.block_table}
-            if (
-                len(owners) != 1
-                or next(iter(owners)) is None
-                or next(iter(owners)).kind != OwnerKind.SEQUENCE
-            ):
-                self._process.world.fail("I3", f"{self._process.name}: computes on blocks of {owners}")
+            for place, block in enumerate(item.block_table):
+                self._require_ready(block, written=(place + 1) * self._size > item.first_position)
         self._process.world.counts["steps"] += 1
         return super().run(batch)
+
+    def _require_ready(self, block, *, written):
+        owners = self._pool.owners[block]
+        if not any(owner.kind is OwnerKind.SEQUENCE for owner in owners):
+            self._process.world.fail("I3", f"{self._process.name}: computes on a block of {owners}")
+        if written and not self._pool.writable_by_one(block):
+            self._process.world.fail("I3", f"{self._process.name}: writes a block of {owners}")
 
 
 class WatchedSource(TransferSource):
@@ -142,7 +182,7 @@ class WatchedSource(TransferSource):
 
     def push(self, ticket_id, first_index, blocks):
         if ticket_id in self.open_tickets:
-            self._process.pool.touch(ticket_id, blocks)
+            self._process.pool.touch(ticket_id, blocks, writing=False)
         super().push(ticket_id, first_index, blocks)
 
     def cancel(self, ticket_id):
@@ -180,7 +220,7 @@ class WatchedTarget(TransferTarget):
 
     def bind(self, ticket_id, blocks):
         if ticket_id in self.open_tickets:
-            self._process.pool.touch(ticket_id, blocks)
+            self._process.pool.touch(ticket_id, blocks, writing=True)
         super().bind(ticket_id, blocks)
 
     def commit(self, ticket_id):

@@ -179,10 +179,18 @@ class World:
         self._commits.add(attempt)
         client = self._by_wire_id[ticket.request_id]
         answer, prompt = client.answer, len(client.wish.prompt)
-        sent = ticket.num_tokens * POSITION_BYTES
-        if kv[:sent] != answer.kv[:sent] or first_token != answer.tokens[ticket.num_tokens - prompt]:
+        held = ticket.first_block * BLOCK * POSITION_BYTES
+        sent = ticket.num_tokens * POSITION_BYTES - held
+        self.counts["blocks not sent"] += ticket.first_block
+        if (
+            kv[:sent] != answer.kv[held : held + sent]
+            or first_token != answer.tokens[ticket.num_tokens - prompt]
+        ):
             self.counts["wrong commits"] += 1
             self.fail("I7", f"{worker.name} commits wrong KV for request {client.number}")
+
+    def salt_of(self, wire_id):
+        return self._by_wire_id[wire_id].wish.salt
 
     def ended(self, client):
         self.counts[f"ended {client.outcome}"] += 1
@@ -264,8 +272,9 @@ class World:
             self.fail("I14", f"{worker.name}: tokens do not add up: {worker.worker.tokens()}")
         if ledger.violations or whole != ledger.total:
             self.fail("I1", f"{worker.name}: {ledger}")
-        if ledger.owned != sum(owner is not None for owner in worker.pool.owners):
+        if ledger.owned + ledger.quarantined != sum(map(bool, worker.pool.owners)):
             self.fail("I2", f"{worker.name}: {ledger} and {worker.pool.owners}")
         load = worker.worker.load(0)
-        if (load.free_blocks, load.total_blocks) != (ledger.free - ledger.promised, ledger.total):
+        available = ledger.free + ledger.cached - ledger.promised
+        if (load.free_blocks, load.total_blocks) != (available, ledger.total):
             self.fail("I14", f"{worker.name} reports {load} and has {ledger}")

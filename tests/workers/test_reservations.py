@@ -12,6 +12,7 @@ from decode_worker.reservations import (
     ReservationState,
 )
 from engine.cache.block_pool import BlockPool
+from engine.cache.prefix_chain import PrefixChain
 from engine.errors import IllegalTransition
 
 S, E = ReservationState, ReservationEvent
@@ -33,6 +34,11 @@ WAYS = {
 VERBS = {E.GRANT: "grant", E.BIND: "bind", E.ADOPT: "adopt", E.WITHDRAW: "withdraw", E.CLOSED: "closed"}
 
 
+def reservation_of(order, ticket, *, blocks_max, scope=b""):
+    chain = PrefixChain(scope, 4)
+    return Reservation(gateway="g", order=order, ticket=ticket, blocks_max=blocks_max, chain=chain, asked=0.0)
+
+
 class Scene:
     """A pool of ten blocks and a reservation of four, two of which the hand-off fills."""
 
@@ -41,7 +47,7 @@ class Scene:
         self.ticket = bench.ticket(order)
         self.pool = BlockPool(10)
         self.reservations = Reservations(self.pool)
-        self.reservation = Reservation(gateway="g", order=order, ticket=self.ticket, blocks_max=4, asked=0.0)
+        self.reservation = reservation_of(order, self.ticket, blocks_max=4)
         self.reservations.ask(self.reservation)
         self.results = [self.do(verb) for verb in WAYS[state]]
 
@@ -49,11 +55,12 @@ class Scene:
         return getattr(self.reservations, verb)(self.ticket.ticket_id)
 
     def books(self):
-        """(promised, owned by reservations, owned by sequences)."""
+        """(promised, owned by reservations or quarantined, owned by sequences)."""
         ledger = self.pool.ledger()
         assert ledger.violations == ()
         owned = {str(each.owner.kind): each.blocks for each in ledger.owners}
-        return ledger.promised, owned.get("reservation", 0), owned.get("sequence", 0)
+        held = owned.get("reservation", 0) + owned.get("quarantine", 0)
+        return ledger.promised, held, owned.get("sequence", 0)
 
 
 BOOKS = {
@@ -119,7 +126,7 @@ def test_what_is_adopted_is_the_tables_blocks_and_the_rest_of_the_promise(bench,
 def test_they_ask_in_order_and_a_ticket_asks_once(bench, order_of):
     scene = Scene(bench, order_of)
     later = order_of("later")
-    other = Reservation(gateway="g", order=later, ticket=bench.ticket(later), blocks_max=1, asked=0.0)
+    other = reservation_of(later, bench.ticket(later), blocks_max=1)
     scene.reservations.ask(other)
     assert scene.reservations.asking() == [scene.reservation, other]
     with pytest.raises(AssertionError):
