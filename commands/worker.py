@@ -137,7 +137,13 @@ async def _serve(options: WorkerOptions, role: Role, engine: Engine) -> None:
         name=role.service,
         register=lambda grpc_server: role.register(grpc_server, rim, host, worker, limits, desk),
         rim=rim,
-        facts={"worker_id": options.worker_id, "blocks": engine.capacity.num_blocks},
+        facts={
+            "worker_id": options.worker_id,
+            "blocks": engine.capacity.num_blocks,
+            "tokens": engine.capacity.tokens,
+            "tokens_max": engine.capacity.tokens_max,
+            "full_requests": engine.capacity.full_requests(),
+        },
         cleanups=[stop],
     )
     await serve_worker(options, service)
