@@ -14,6 +14,9 @@ from kvtransfer.keys import KeyRing
 HEADROOM_BYTES = 4096
 """What a header may need beside a block: the largest frame is a block and this."""
 
+RECEIVE_HWM = 4096
+"""Messages that may wait to be read. Far more than the byte credits let through: a socket that stops reading while its
+peer goes away may end the process (an assertion in libzmq 4.3.5)."""
 ANSWERS_HWM = 256
 """Answers are some dozen bytes each; this many may wait for a source."""
 
