@@ -374,9 +374,9 @@ def test_a_process_that_cannot_start_exits_with_two(capfd, argv, line):
     ("how", "field"),
     [
         (Generation(seed=2**64), "seed"),
-        (Generation(max_tokens=-1), "max_tokens"),
+        (Generation(max_tokens=2**40), "max_tokens"),
         (Generation(stop_token_ids=(-1,)), "token_ids"),
-        (Generation(logprobs=-1), "logprobs"),
+        (Generation(logprobs=2**40), "logprobs"),
         (Generation(timeout_s=0.0), "timeout_s"),
         (Generation(timeout_s=float("nan")), "timeout_s"),
         (Generation(timeout_s=float("inf")), "timeout_s"),
