@@ -26,7 +26,6 @@ from kvtransfer.transport import Arrival, Delivery, LinkStatus, PeerGone
 from kvtransfer.watch import Watch
 from kvtransfer.zmq_socket import (
     ANSWERS_HWM,
-    RECEIVE_HWM,
     Socket,
     ZmqOptions,
     configure,
@@ -146,7 +145,7 @@ class ZmqSourceTransport:
         dealer.setsockopt(zmq.ROUTING_ID, name[:255])
         dealer.setsockopt(zmq.IMMEDIATE, 1)
         dealer.setsockopt(zmq.SNDHWM, options.hwm_messages())
-        dealer.setsockopt(zmq.RCVHWM, RECEIVE_HWM)
+        dealer.setsockopt(zmq.RCVHWM, ANSWERS_HWM)
         dealer.setsockopt(zmq.RECONNECT_IVL, options.reconnect_ms)
         dealer.setsockopt(zmq.RECONNECT_IVL_MAX, options.reconnect_max_ms)
         if self._keys is not None and target_key is not None:
@@ -258,7 +257,7 @@ class ZmqTargetTransport:
         configure(self._router, options)
         self._router.setsockopt(zmq.ROUTER_MANDATORY, 1)
         self._router.setsockopt(zmq.SNDHWM, ANSWERS_HWM)
-        self._router.setsockopt(zmq.RCVHWM, RECEIVE_HWM)
+        self._router.setsockopt(zmq.RCVHWM, options.hwm_messages())
         self._router.setsockopt(zmq.BACKLOG, 1024)
         if keys is not None:
             secure_target(self._router, keys)
