@@ -74,7 +74,9 @@ class PoolModel:
         self.credits[credit] -= len(taken)
         assert len(set(taken)) == len(taken)
         evicted = self.idle[: max(0, len(taken) - len(self.free))]
-        assert set(evicted) <= set(taken) <= self.free | set(evicted), "free blocks first, then the longest idle"
+        assert set(evicted) <= set(taken) <= self.free | set(evicted), (
+            "free blocks first, then the longest idle"
+        )
         for block in evicted:
             self.idle.remove(block)
             del self.published[self.contents[block]]

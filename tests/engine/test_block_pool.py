@@ -93,6 +93,15 @@ class PoolMachine(RuleBasedStateMachine):
         self.model.shared(found)
         return self.known(table, owner)
 
+    @rule(run=RUNS)
+    def share_what_was_promised_to_others(self, run):
+        idle = any(block in self.model.idle for block in self.model.found(run))
+        everything = self.pool.grant(OWNERS[0], self.model.available())
+        if idle:
+            with pytest.raises(AssertionError):
+                self.pool.share(OWNERS[1], links_of(run))
+        self.pool.waive(everything)
+
     @rule(target=tables, table=tables, owner=st.sampled_from(OWNERS))
     def fork(self, table, owner):
         twin = self.pool.fork(table, owner)
@@ -197,6 +206,20 @@ class PoolMachine(RuleBasedStateMachine):
         self.model.drawn(credit, table.ids())
         self.waive(credit)
         return self.known(table, owner)
+
+    @rule(owner=st.sampled_from(OWNERS), run=RUNS)
+    def compute_a_run_and_let_it_go(self, owner, run):
+        if len(run) > self.model.available():
+            return
+        credit = self.pool.grant(owner, len(run))
+        self.model.credits[credit] = len(run)
+        table = self.pool.allocate(owner, len(run), credit)
+        self.model.drawn(credit, table.ids())
+        self.waive(credit)
+        self.known(table, owner)
+        self.pool.publish(table, 0, links_of(run))
+        self.model.publish(table, 0, links_of(run))
+        self.release(table)
 
     @invariant()
     def books_balance_and_agree_with_the_model(self):

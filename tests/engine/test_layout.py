@@ -64,7 +64,6 @@ def test_block_bytes_count_all_layers_keys_and_values():
     assert replace(LAYOUT, dtype=torch.bfloat16).block_bytes() == 3 * 2 * 4 * 2 * 8 * 2
 
 
-
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_a_block_is_one_run_of_bytes_and_nobody_elses(dtype):
     cache = KVCache(replace(LAYOUT, dtype=dtype), num_blocks=5)

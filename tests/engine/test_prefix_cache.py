@@ -1,4 +1,4 @@
-"""Names of prefixes, written out; the index of cached blocks and what is coming, against models made of dictionaries."""
+"""Names of prefixes, written out; the index of cached blocks and what is coming, each against a model."""
 
 from collections import Counter
 from hashlib import blake2b
@@ -21,7 +21,7 @@ SCOPE = prefix_scope(KEY, model="m", tenant="t", salt="s")
 def test_a_scope_is_a_keyed_hash_of_length_prefixed_fields():
     """Written out, since gateways of another version compute it too."""
     fields = b"\0\0\0\x01m" + b"\0\0\0\x01t" + b"\0\0\0\x01s"
-    assert SCOPE == blake2b(fields, digest_size=16, key=KEY, person=b"crossdock scope").digest()
+    assert blake2b(fields, digest_size=16, key=KEY, person=b"crossdock scope").digest() == SCOPE
     assert SCOPE.hex() == "289ff8d44d6bf56778b308dafb1502fb"
 
 
@@ -29,9 +29,7 @@ def test_a_link_is_a_hash_of_the_one_before_it_and_of_its_tokens():
     first, second = PrefixChain(SCOPE, 2).links([1, 2, 70_000, 4, 5], 0, 2)
     own = b"\x01\0\0\0\x02\0\0\0"
     named = b"\0\0\0\x10" + SCOPE + b"\0\0\0\x08" + own
-    assert first == PrefixLink(
-        blake2b(named, digest_size=16, person=b"crossdock block").digest(), SCOPE, own
-    )
+    assert first == PrefixLink(blake2b(named, digest_size=16, person=b"crossdock block").digest(), SCOPE, own)
     assert first.hash.hex() == "7684a646104f9aa227a9d0ca2bfef79a"
     assert (second.parent, second.tokens) == (first.hash, b"\x70\x11\x01\0\x04\0\0\0")
     assert second.hash.hex() == "b097cb992f53287c230f43df79bc108a"
