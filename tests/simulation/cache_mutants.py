@@ -80,8 +80,8 @@ INDEX_MUTANTS = (
     Mutant(
         "two prefixes of one hash are one",
         PrefixIndex,
-        "_find",
-        {" and self._links[block] == link": ""},
+        "find",
+        {" or self._links[block] != link": ""},
         NONE,
     ),
     Mutant(

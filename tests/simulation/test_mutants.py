@@ -7,7 +7,7 @@ from tests.simulation.cache_mutants import SIMULATED
 from tests.simulation.mutants import MUTANTS
 from tests.simulation.scenario import draw
 
-HISTORIES_MAX = 600
+HISTORIES_MAX = 1500
 
 
 @pytest.mark.parametrize("mutant", (*MUTANTS, *SIMULATED), ids=lambda mutant: mutant.name)
