@@ -22,6 +22,7 @@ from tests.engine.pool_model import PoolModel, Table, links_of
 KINDS = [kind for kind in OwnerKind if kind is not OwnerKind.QUARANTINE]
 OWNERS = [Owner(kind, request) for kind in KINDS for request in ("a", "b")]
 RUNS = st.lists(st.integers(0, 1), max_size=4)
+SHARES = st.sampled_from((1.0, 0.5, 0.3, 0.0))
 
 
 class PoolMachine(RuleBasedStateMachine):
@@ -36,18 +37,13 @@ class PoolMachine(RuleBasedStateMachine):
         self.pool = BlockPool(total)
         self.model = PoolModel(total)
 
-    @rule(target=credits, owner=st.sampled_from(OWNERS), share=st.floats(0, 1))
+    @rule(target=credits, owner=st.sampled_from(OWNERS), share=SHARES)
     def grant(self, owner, share):
         blocks = round(share * self.model.available())
         credit = self.pool.grant(owner, blocks)
         assert (credit.owner, credit.blocks) == (owner, blocks)
         self.model.credits[credit] = blocks
         return credit
-
-    @rule(owner=st.sampled_from(OWNERS), excess=st.integers(1, 3))
-    def grant_more_than_is_available(self, owner, excess):
-        with pytest.raises(AssertionError):
-            self.pool.grant(owner, self.model.available() + excess)
 
     @rule(target=spent_credits, credit=consumes(credits))
     def waive(self, credit):
@@ -56,7 +52,7 @@ class PoolMachine(RuleBasedStateMachine):
         del self.model.credits[credit]
         return credit
 
-    @rule(target=tables, credit=credits, owner=st.sampled_from(OWNERS), share=st.floats(0, 1))
+    @rule(target=tables, credit=credits, owner=st.sampled_from(OWNERS), share=SHARES)
     def allocate(self, credit, owner, share):
         blocks = round(share * self.model.credits[credit])
         table = self.pool.allocate(owner, blocks, credit)
@@ -64,7 +60,7 @@ class PoolMachine(RuleBasedStateMachine):
         self.model.drawn(credit, table.ids())
         return self.known(table, owner)
 
-    @rule(table=tables, credit=credits, share=st.floats(0, 1))
+    @rule(table=tables, credit=credits, share=SHARES)
     def extend(self, table, credit, share):
         blocks = round(share * self.model.credits[credit])
         before = table.ids()
@@ -108,22 +104,25 @@ class PoolMachine(RuleBasedStateMachine):
         assert twin.ids() == table.ids()
         return self.known(twin, owner)
 
-    @rule(table=tables, credit=credits, place=st.floats(0, 1, exclude_max=True))
-    def unshare(self, table, credit, place):
+    @precondition(lambda self: self.model.available())
+    @rule(table=tables, place=st.floats(0, 1, exclude_max=True))
+    def unshare(self, table, place):
         blocks = self.model.tables[table].blocks
-        position = int(place * len(blocks))
-        if not blocks or not self.model.credits[credit]:
+        if not blocks:
             return
+        position = int(place * len(blocks))
         contents = self.model.contents.get(blocks[position])
+        credit = self.grant(OWNERS[0], 1.0)
         old, new = self.pool.unshare(table, position, credit)
         assert (old, table.ids()[position]) == (blocks[position], new)
         self.model.drawn(credit, [new])
+        self.waive(credit)
         blocks[position] = new
         self.model.let_go([old])
         if contents is not None:
             self.model.contents[new] = contents
 
-    @rule(table=tables, tokens=st.lists(st.integers(0, 1), max_size=12), share=st.floats(0, 1))
+    @rule(table=tables, tokens=st.lists(st.integers(0, 1), max_size=12), share=SHARES)
     def publish(self, table, tokens, share):
         run = self.model.run_of(table, tokens)
         first = round(share * sum(block in self.model.contents for block in table.ids()[: len(run)]))
@@ -140,6 +139,8 @@ class PoolMachine(RuleBasedStateMachine):
 
     @rule(table=tables, credit=credits, excess=st.integers(1, 3))
     def draw_more_than_was_promised(self, table, credit, excess):
+        with pytest.raises(AssertionError):
+            self.pool.grant(OWNERS[0], self.model.available() + excess)
         blocks = self.model.credits[credit] + excess
         with pytest.raises(AssertionError):
             self.pool.allocate(OWNERS[0], blocks, credit)
@@ -165,12 +166,9 @@ class PoolMachine(RuleBasedStateMachine):
         self.model.let_go(reversed(self.model.tables.pop(table).blocks))
         return table
 
-    @rule(table=spent_tables)
-    def use_a_spent_table(self, table):
-        self.check_spent(table)
-
-    @rule(credit=spent_credits, table=tables)
-    def use_a_waived_credit(self, credit, table):
+    @rule(credit=spent_credits, table=tables, spent=spent_tables)
+    def use_what_is_spent(self, credit, table, spent):
+        self.check_spent(spent)
         for use in (
             lambda: self.pool.allocate(OWNERS[0], 0, credit),
             lambda: self.pool.extend(table, 0, credit),
@@ -196,16 +194,6 @@ class PoolMachine(RuleBasedStateMachine):
             with pytest.raises(AssertionError):
                 use()
         assert not other.ledger().violations
-
-    @precondition(lambda self: self.model.available())
-    @rule(target=tables, owner=st.sampled_from(OWNERS))
-    def take_everything_that_is_left(self, owner):
-        credit = self.pool.grant(owner, self.model.available())
-        self.model.credits[credit] = credit.blocks
-        table = self.pool.allocate(owner, credit.blocks, credit)
-        self.model.drawn(credit, table.ids())
-        self.waive(credit)
-        return self.known(table, owner)
 
     @rule(owner=st.sampled_from(OWNERS), run=RUNS)
     def compute_a_run_and_let_it_go(self, owner, run):

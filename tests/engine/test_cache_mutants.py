@@ -9,7 +9,7 @@ from tests.engine.test_prefix_cache import IndexMachine
 from tests.simulation.cache_mutants import INDEX_MUTANTS, LEDGER_MUTANTS, POOL_MUTANTS
 
 SEARCH = settings(
-    max_examples=400,
+    max_examples=600,
     stateful_step_count=50,
     deadline=None,
     phases=(Phase.generate,),
