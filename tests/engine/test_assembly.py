@@ -140,6 +140,7 @@ def test_flags_become_wishes():
         block_size=8,
         num_gpu_blocks_override=5,
         kv_cache_memory_bytes=6,
+        enable_prefix_caching=False,
     )
     assert EngineWishes.of(flags, "path") == EngineWishes(
         model="path",
@@ -150,6 +151,7 @@ def test_flags_become_wishes():
         block_size=8,
         num_blocks=5,
         kv_bytes=6,
+        caching=False,
     )
 
 
