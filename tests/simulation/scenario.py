@@ -1,9 +1,10 @@
 """From a seed to everything that a history is made of, except the order of its events."""
 
 import random
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from tests.fakes.hash_model import VOCAB
+from tests.simulation import oracle
 from tests.simulation.faults import Fault, draw_faults
 
 KEY = b"0123456789abcdef0123456789abcdef"
@@ -100,7 +101,8 @@ def draw(seed, kinds=None):
     names = [f"{role}{n}" for role in "pd" for n in range(dice.choice((1, 1, 2, 2, 3)))]
     spread_s = dice.choice((0.0, 0.02, 0.2, 2.0))
     openings = [_tokens(dice, dice.randint(4, 24)) for _ in range(dice.choice((0, 1, 1, 2)))]
-    wishes = tuple(_wish(dice, dice.choice(gateways), spread_s, openings) for _ in range(dice.randint(4, 12)))
+    wishes = [_wish(dice, dice.choice(gateways), spread_s, openings) for _ in range(dice.randint(4, 12))]
+    wishes = (*wishes, *_next_turns(dice, wishes))
     everybody = (*names, *gateways)
     skewed, slow = dice.random() < 0.5, dice.random() < 0.4
     capacity, latency_s = dice.choice((1, 2, 4, 16)), dice.choice((0.00002, 0.0002, 0.002, 0.02))
@@ -153,6 +155,19 @@ def _wish(dice, gateway, spread_s, openings):
         enough=dice.randint(1, max_tokens) if dice.random() < 0.15 else None,
         salt=dice.choice(("", "", "other")),
     )
+
+
+def _next_turns(dice, wishes):
+    """Conversations go on: what was asked, the right answer and more, a while later."""
+    turns = []
+    for _ in range(dice.choice((0, 1, 2, 4))):
+        before = dice.choice([*wishes, *turns])
+        prompt = (*before.prompt, *oracle.answer_to(before).tokens, *_tokens(dice, dice.randint(1, 6)))
+        pause_s = dice.choice((0.02, 0.1, 0.5))
+        turns.append(
+            replace(before, at=before.at + pause_s, prompt=prompt, seed=before.seed + 1, deadline_s=None)
+        )
+    return turns
 
 
 def _tokens(dice, count):
