@@ -10,7 +10,7 @@ from kvtransfer.errors import Reason, WireError
 
 
 def is_block(packet) -> bool:
-    return packet.payload is not None
+    return bool(packet.payloads)
 
 
 def message_of(packet):
@@ -21,9 +21,11 @@ def message_of(packet):
 
 
 def flipped(packet, bit=0):
-    damaged = bytearray(packet.payload)
+    """With one bit changed: of the last of its blocks."""
+    *others, last = packet.payloads
+    damaged = bytearray(last)
     damaged[bit // 8] ^= 1 << bit % 8
-    return replace(packet, payload=memoryview(damaged))
+    return replace(packet, payloads=(*others, memoryview(damaged)))
 
 
 def once(condition, effect):
@@ -109,7 +111,7 @@ def test_a_damaged_block_is_sent_once_more(world, memory_pair):
 def test_a_block_damaged_twice_ends_the_transfer(world, memory_pair):
     def script(packet):
         message = message_of(packet)
-        return (flipped(packet),) if is_block(packet) and message.index == 2 else (packet,)
+        return (flipped(packet),) if is_block(packet) and message.first_index == 2 else (packet,)
 
     pair = memory_pair(script)
     ticket = world.ticket()
@@ -120,7 +122,7 @@ def test_a_block_damaged_twice_ends_the_transfer(world, memory_pair):
     assert {each.reason for each in pair.source_events if isinstance(each, events.Failed)} == {Reason.DAMAGED}
 
 
-@pytest.mark.parametrize("kind", [wire.Open, wire.Grant, wire.BlockFrame, wire.Manifest, wire.Committed])
+@pytest.mark.parametrize("kind", [wire.Open, wire.Grant, wire.BlockRun, wire.Manifest, wire.Committed])
 def test_one_lost_message_of_any_kind_is_made_good(world, memory_pair, kind):
     pair = memory_pair(once(lambda packet: isinstance(message_of(packet), kind), lambda packet: ()))
     ticket = world.ticket()
@@ -177,13 +179,13 @@ def test_on_a_bad_network_a_transfer_is_exact_or_failed_and_always_closed(world,
         if roll < 0.2:
             return (replace(packet, delay=1 + chance.randrange(6)),)
         if roll < 0.24 and is_block(packet):
-            return (flipped(packet, chance.randrange(8 * len(packet.payload))),)
+            return (flipped(packet, chance.randrange(8 * len(packet.payloads[-1]))),)
         if roll < 0.27:
             header = bytearray(packet.header)
             header[chance.randrange(len(header))] ^= 1 << chance.randrange(8)
             return (replace(packet, header=bytes(header)),)
         if roll < 0.28 and is_block(packet):
-            return (replace(packet, payload=packet.payload[:-1]),)
+            return (replace(packet, payloads=(packet.payloads[0][:-1], *packet.payloads[1:])),)
         return (packet,)
 
     pair = memory_pair(script)
