@@ -201,18 +201,18 @@ class OutgoingTransfer:
 
     def _next_run(self) -> range:
         """Unsent blocks that follow each other and for which there is credit."""
-        first = count = 0
+        first = self._unsent[0] if self._unsent else 0
+        run = range(first, first)
         while (
             self._unsent
-            and count < self._run_blocks_max
+            and self._unsent[0] == run.stop
+            and len(run) < self._run_blocks_max
             and self._sent_bytes + self._block_bytes <= self._granted_bytes
         ):
-            if count and self._unsent[0] != first + count:
-                break
-            index = self._unsent.popleft()
+            self._unsent.popleft()
             self._sent_bytes += self._block_bytes
-            first, count = (first if count else index), count + 1
-        return range(first, first + count)
+            run = range(first, run.stop + 1)
+        return run
 
     def _say_open(self, now: float) -> Send:
         self._said = now

@@ -81,7 +81,8 @@ def test_many_transfers_share_one_link(world, memory_pair):
         assert_handed_over(pair, ticket, sent)
 
 
-def test_no_more_than_the_window_is_under_way(world, memory_pair):
+@pytest.mark.parametrize("run_blocks", [1, 2, 8])
+def test_no_more_than_the_window_is_under_way(world, memory_pair, run_blocks):
     under_way = []
 
     def script(packet):
@@ -90,7 +91,7 @@ def test_no_more_than_the_window_is_under_way(world, memory_pair):
             under_way.append(sent - pair.target.counters().get("blocks_placed", 0))
         return (packet,)
 
-    pair = memory_pair(script, window_blocks=3)
+    pair = memory_pair(script, window_blocks=3, run_blocks=run_blocks)
     ticket = world.ticket(blocks=20)
     blocks = pair.hand_over(ticket)
     pair.run_to_close(ticket)
@@ -98,8 +99,9 @@ def test_no_more_than_the_window_is_under_way(world, memory_pair):
     assert max(under_way) == 3
 
 
-def test_a_damaged_block_is_sent_once_more(world, memory_pair):
-    pair = memory_pair(once(is_block, lambda packet: (flipped(packet, 77),)))
+@pytest.mark.parametrize("run_blocks", [1, 3])
+def test_a_damaged_block_is_sent_once_more_and_alone(world, memory_pair, run_blocks):
+    pair = memory_pair(once(is_block, lambda packet: (flipped(packet, 77),)), run_blocks=run_blocks)
     ticket = world.ticket()
     blocks = pair.hand_over(ticket)
     pair.run_to_close(ticket)
@@ -188,7 +190,7 @@ def test_on_a_bad_network_a_transfer_is_exact_or_failed_and_always_closed(world,
             return (replace(packet, payloads=(packet.payloads[0][:-1], *packet.payloads[1:])),)
         return (packet,)
 
-    pair = memory_pair(script)
+    pair = memory_pair(script, run_blocks=1 + seed % 3)
     tickets = [world.ticket(blocks=6, first_block=chance.randrange(4)) for _ in range(3)]
     blocks = [pair.hand_over(ticket) for ticket in tickets]
     assert pair.run(lambda: all("Closed" in pair.names(pair.source_events, each) for each in tickets))

@@ -103,6 +103,21 @@ def test_a_block_may_be_changed_as_soon_as_it_was_read_although_the_target_has_n
     assert (arrival.header, [*map(bytes, arrival.payloads)]) == (b"header", [b"a" * BLOCK_BYTES])
 
 
+def test_several_blocks_take_a_slot_each_and_are_lent_and_freed_together(source, name):
+    block_bytes = shm_transport.STAGING_BYTES // 4
+    target = ShmTargetTransport(name, block_bytes)
+    connection = connected(source, target)
+    blocks = [memoryview(bytes([number]) * block_bytes) for number in range(5)]
+    for _ in range(5):
+        assert connection.send(b"header", blocks[:3]) and not connection.send(b"header", blocks[:3])
+        (arrival,) = arrivals(target, len)
+        assert arrival.payloads == tuple(blocks[:3])
+        source.wait(10)
+        assert connection.receive() is None
+    assert not connection.send(b"header", blocks) and connection.status() is LinkStatus.LOST
+    target.close()
+
+
 def test_a_source_stops_when_the_ring_is_full_and_goes_on_when_slots_are_freed(source, target):
     connection = connected(source, target)
     block = memoryview(bytes(BLOCK_BYTES))
@@ -371,6 +386,7 @@ def test_a_target_that_is_killed_leaves_nothing_behind(world, ends, child, tmp_p
     os.kill(process.pid, signal.SIGKILL)
     assert on_source.wait("Failed", ticket).reason is Reason.PEER_LOST
     on_source.wait("Closed", ticket)
+    process.join()
     assert rings_mapped() == rings
     assert sorted(os.listdir("/dev/shm")) == files
     with open("/proc/net/unix", encoding="utf-8") as sockets:

@@ -144,6 +144,27 @@ def test_garbage_on_the_port_hurts_nobody(world, ends, large):
     assert target.counters()["malformed"] >= 1
 
 
+def test_a_message_of_more_blocks_than_one_may_have_is_malformed(world, ends):
+    target, _ = ends.new_target()
+    with zmq.Context() as context, context.socket(zmq.DEALER) as peer:
+        peer.setsockopt(zmq.LINGER, 0)
+        peer.connect(target.endpoints()[0])
+        run = wire.BlockRun(first_index=0, digests=bytes(16 * wire.RUN_BLOCKS_MAX))
+        header = wire.encode(wire.for_ticket(world.ticket(), run))
+        peer.send_multipart([header, *[b"x"] * (wire.RUN_BLOCKS_MAX + 1)])
+        wait_for_count(target, "malformed")
+        peer.send_multipart([header, *[b"x"] * wire.RUN_BLOCKS_MAX])
+        wait_for_count(target, "unknown_ticket")
+    assert target.counters() == {"malformed": 1, "unknown_ticket": 1}
+
+
+def wait_for_count(target, name) -> None:
+    deadline = time.monotonic() + 10
+    while name not in target.counters():
+        assert time.monotonic() < deadline, f"nothing counts as {name}"
+        time.sleep(0.01)
+
+
 def test_a_peer_that_keeps_sending_garbage_is_ignored(world, ends):
     target, _ = ends.new_target(limits=TargetLimits(malformed_max=3))
     greeting = wire.Envelope(

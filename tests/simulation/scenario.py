@@ -1,7 +1,7 @@
 """From a seed to everything that a history is made of, except the order of its events."""
 
 import random
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from tests.fakes.hash_model import VOCAB
 from tests.simulation.faults import Fault, draw_faults
@@ -118,7 +118,6 @@ def draw(seed, kinds=None):
         transfers_max=dice.choice((2, *AMPLE)),
         remembered_max=dice.choice((1, *AMPLE)),
         window_blocks=dice.choice((1, 2, 3, 64)),
-        run_blocks=dice.choice((1, 2, 3, 64)),
         capacity_packets=capacity,
         # Shorter than a few round trips, with signs of life that find no room, none can be kept.
         lease_ms=dice.choice((300, 1000) if hasty else (1000, 3000)),
@@ -126,7 +125,7 @@ def draw(seed, kinds=None):
         data_latency_s=latency_s,
         stream_latency_s=dice.choice((0.0001, 0.0003, 0.003, 0.03)),
     )
-    return draw_faults(dice, scenario, kinds)
+    return replace(draw_faults(dice, scenario, kinds), run_blocks=dice.choice((1, 2, 3, 64)))
 
 
 def _wish(dice, gateway, spread_s):
