@@ -149,7 +149,7 @@ class Stranger:
             lease_ms=3_000,
         )
         self._send(ticket, wire.Open(sealed=seal(ticket, self._key)))
-        self._send(ticket, wire.BlockFrame(index=0, digest=bytes(16)), bytes(1024))
+        self._send(ticket, wire.BlockRun(first_index=0, digests=bytes(16)), bytes(1024))
         self._send(ticket, wire.Manifest(num_tokens=20, digest=bytes(16), first_token=7))
 
     def answer(self):

@@ -42,7 +42,7 @@ class Wish:
 class Scenario:
     """blocks: of each worker, by name. rates: how fast each process's clock goes. lags_s: how long each process's
     threads take to wake up. absent: numbers of the wishes that nobody has after all. remembered_max:
-    ended transfers that a target remembers."""
+    ended transfers that a target remembers. run_blocks: in one message, at most."""
 
     seed: int
     blocks: dict[str, int]
@@ -59,6 +59,7 @@ class Scenario:
     transfers_max: int = 1024
     remembered_max: int = 1024
     window_blocks: int = 64
+    run_blocks: int = 2
     capacity_packets: int = 16
     lease_ms: int = 1000
     connect_ms: int = 300
@@ -128,7 +129,7 @@ def draw(seed, kinds=None):
         data_latency_s=latency_s,
         stream_latency_s=dice.choice((0.0001, 0.0003, 0.003, 0.03)),
     )
-    return draw_faults(dice, scenario, kinds)
+    return replace(draw_faults(dice, scenario, kinds), run_blocks=dice.choice((1, 2, 3, 64)))
 
 
 def _wish(dice, gateway, spread_s, openings):

@@ -169,6 +169,12 @@ class PrefillProcess(WorkerProcess):
         return PrefillPolicy(budget_tokens=scenario.budget_tokens, seats=scenario.seats)
 
     def make_endpoint(self):
+        scenario = self.world.scenario
+        limits = SourceLimits(
+            connect_ms=scenario.connect_ms,
+            transfers_max=scenario.transfers_max,
+            run_bytes_max=scenario.run_blocks * self.layout.block_bytes(),
+        )
         return WatchedSource(
             self,
             identity=self.identity,
@@ -176,9 +182,7 @@ class PrefillProcess(WorkerProcess):
             transport=SourceSide(self.world.network, self),
             emit=self.on_transfer,
             clock=self.clock,
-            limits=SourceLimits(
-                connect_ms=self.world.scenario.connect_ms, transfers_max=self.world.scenario.transfers_max
-            ),
+            limits=limits,
         )
 
     def make_worker(self, **limits):
