@@ -41,7 +41,7 @@ class Wish:
 class Scenario:
     """blocks: of each worker, by name. rates: how fast each process's clock goes. lags_s: how long each process's
     threads take to wake up. absent: numbers of the wishes that nobody has after all. remembered_max:
-    ended transfers that a target remembers."""
+    ended transfers that a target remembers. cache_messages_max: waiting on a stream that is told what is cached."""
 
     seed: int
     blocks: dict[str, int]
@@ -58,6 +58,7 @@ class Scenario:
     transfers_max: int = 1024
     remembered_max: int = 1024
     window_blocks: int = 64
+    cache_messages_max: int = 64
     capacity_packets: int = 16
     lease_ms: int = 1000
     connect_ms: int = 300
@@ -119,6 +120,7 @@ def draw(seed, kinds=None):
         transfers_max=dice.choice((2, *AMPLE)),
         remembered_max=dice.choice((1, *AMPLE)),
         window_blocks=dice.choice((1, 2, 3, 64)),
+        cache_messages_max=dice.choice((1, 1, 64)),
         capacity_packets=capacity,
         # Shorter than a few round trips, with signs of life that find no room, none can be kept.
         lease_ms=dice.choice((300, 1000) if hasty else (1000, 3000)),
