@@ -1,5 +1,5 @@
-"""Which workers an orchestrator takes: those that have the prompt, as long as they are not the busiest, and no pair that
-has just failed.
+"""Which workers an orchestrator takes: those that have the prompt unless they are too busy, and no pair that has just
+failed.
 """
 
 from engine.cache.prefix_chain import PrefixChain
