@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from itertools import product
 
 FULL_TOKENS = 1024
-"""What it weighs that a decode worker has no room left; half of it for one that is half full."""
+"""What it weighs that a worker has no room left; half of it for one that is half full."""
 TRANSFER_WEIGHT = 1 / 32
 """What it weighs to send a token to a decode worker rather than find it there."""
 
@@ -65,9 +65,9 @@ def pick(
     which a hand-off has just failed; only if there are no others.
 
     Of the workers that can hold the sequence: the prefill worker that will have the prompt done first, since it has
-    most of it cached or least to do before, with the decode worker that has most room and least to receive. What is
-    cached makes up for so much work in the queue and no more, so that others get what many ask for. Ties go to the one
-    that was not picked for longest.
+    most of it cached, least to do before or most room, with the decode worker that has most room and least to receive.
+    What is cached makes up for so much work in the queue and no more, so that others get what many ask for. Ties go to
+    the one that was not picked for longest.
     """
     sources = [each for each in prefills if _can_serve(each, tokens)]
     if not sources:
@@ -106,12 +106,16 @@ def _can_serve(worker: WorkerView, tokens: int) -> bool:
     return worker.ready and worker.tokens_max >= tokens
 
 
-def _prefill_cost(source: WorkerView) -> int:
-    """Tokens to compute before the first one is sampled, less the prompt, which is as long everywhere."""
-    return source.queued_tokens - source.cached_tokens
+def _prefill_cost(source: WorkerView) -> float:
+    """Tokens to compute before the first one is sampled, less the prompt, which is as long everywhere. Without free
+    blocks it would wait until others are handed over."""
+    return source.queued_tokens - source.cached_tokens + FULL_TOKENS * _blocks_taken(source)
 
 
 def _decode_cost(target: WorkerView) -> float:
     seats_taken = target.sequences / max(1, target.seats)
-    blocks_taken = 1 - target.free_blocks / max(1, target.total_blocks)
-    return FULL_TOKENS * max(seats_taken, blocks_taken) - TRANSFER_WEIGHT * target.cached_tokens
+    return FULL_TOKENS * max(seats_taken, _blocks_taken(target)) - TRANSFER_WEIGHT * target.cached_tokens
+
+
+def _blocks_taken(worker: WorkerView) -> float:
+    return 1 - worker.free_blocks / max(1, worker.total_blocks)

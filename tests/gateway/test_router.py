@@ -33,6 +33,8 @@ P, D = worker("p"), worker("d")
         ([P], [worker("full", sequences=4), worker("half", sequences=3)], ("p", "half")),
         ([P], [worker("small", sequences=2, seats=4), worker("big", sequences=3, seats=8)], ("p", "big")),
         ([P], [worker("a", free_blocks=10), worker("b", free_blocks=11)], ("p", "b")),
+        ([worker("a", free_blocks=10), worker("b", free_blocks=11)], [D], ("b", "d")),
+        ([worker("a", queued_tokens=900), worker("full", free_blocks=0)], [D], ("a", "d")),
         ([P], [worker("a", sequences=7), worker("b", free_blocks=1)], ("p", "a")),
         (
             [worker("a", picked=2), worker("b", picked=1)],
