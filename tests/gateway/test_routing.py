@@ -72,10 +72,12 @@ async def test_a_pair_that_failed_costs_one_attempt_and_not_one_of_each_request(
     scene.clock.now += FIRST_S
     finding_out = Reader(scene.run())
     say = await reserved_again(scene.d[0])
+    scene.d[1].load(running_sequences=5, free_blocks=100)
     meanwhile = Reader(scene.run())
     await scene.p[0].hear("submit")
     await served(scene, 0, 1)
     await meanwhile.done()
+    scene.d[1].load(free_blocks=100)
     scene.p[0].say(say.token(0, ANSWER[0]))
     scene.d[0].say(say.adopted)
     await finding_out.saw(1)

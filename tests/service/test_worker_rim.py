@@ -13,7 +13,7 @@ from service.cache_feed import WAITING_MESSAGES_MAX
 from service.load import WorkerLoad
 from service.orders import REQUEST_ID_BYTES_MAX, AttemptKey
 from service.reports import EndCause, EndedReport, HandedOverReport, TokenReport
-from service.worker_rim import PROTOCOL_VERSION
+from service.worker_rim import PROTOCOL_VERSION, WorkerRim
 from tests.fakes.rim_server import Gateway, serving_rim
 
 HELLO = {"protocol_version": PROTOCOL_VERSION, "gateway_id": "g", "gateway_epoch": 1}
@@ -244,6 +244,24 @@ async def test_a_gateway_that_missed_something_gets_all_of_it_with_the_next_look
         reporting.cancel()
     assert (snapshot.snapshot, set(hashes_of(snapshot.added))) == (True, set(hashes))
     assert snapshot.sequence > told[-1].sequence + 1, "the gap shows"
+
+
+async def test_for_a_gateway_that_is_gone_no_message_is_made(rim_server):
+    made = []
+
+    def response(**message):
+        made.append(message)
+        return pb.PrefillServiceAttachResponse(**message)
+
+    rim_server.rim = WorkerRim(response, asyncio.get_running_loop())
+    gateway = await Gateway(rim_server).attach()
+    gateway.call.cancel()
+    assert await rim_server.worker.calls.get() == ("drop", "g/1")
+    made.clear()
+    rim_server.rim.flush(WorkerLoad(step=3), PrefixChanges(added=(bytes(16),), removed=()))
+    while rim_server.rim.load.step != 3:
+        await asyncio.sleep(0)
+    assert made == []
 
 
 def hashes_of(octets):
