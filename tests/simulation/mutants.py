@@ -19,6 +19,7 @@ from kvtransfer.outgoing import OutgoingTransfer
 from kvtransfer.source_io import SourceIO
 from kvtransfer.target_io import TargetIO
 from prefill_worker.holds import Holds
+from service.cache_feed import CacheFeed
 from service.worker_rim import WorkerRim
 from tests.simulation.faults import Kind
 
@@ -227,6 +228,20 @@ MUTANTS = (
             " if key.request_id == report.key.request_id), None)"
         },
         DEATHS,
+    ),
+    Mutant(
+        "a gateway that missed what is cached is never told again",
+        CacheFeed,
+        "catch_up",
+        {"self._snapshot(listener)": "pass"},
+        (Kind.SLOW,),
+    ),
+    Mutant(
+        "what is cached no more is not told",
+        CacheFeed,
+        "change",
+        {"self._tell(listener, changes.removed, ": "self._tell(listener, (), "},
+        (),
     ),
     Mutant(
         "a closed attempt is not cancelled",

@@ -42,7 +42,8 @@ class Wish:
 class Scenario:
     """blocks: of each worker, by name. rates: how fast each process's clock goes. lags_s: how long each process's
     threads take to wake up. absent: numbers of the wishes that nobody has after all. remembered_max:
-    ended transfers that a target remembers. run_blocks: in one message, at most."""
+    ended transfers that a target remembers. run_blocks: in one message, at most. cache_messages_max: waiting on a
+    stream that is told what is cached."""
 
     seed: int
     blocks: dict[str, int]
@@ -60,6 +61,7 @@ class Scenario:
     remembered_max: int = 1024
     window_blocks: int = 64
     run_blocks: int = 2
+    cache_messages_max: int = 64
     capacity_packets: int = 16
     lease_ms: int = 1000
     connect_ms: int = 300
@@ -122,6 +124,7 @@ def draw(seed, kinds=None):
         transfers_max=dice.choice((2, *AMPLE)),
         remembered_max=dice.choice((1, *AMPLE)),
         window_blocks=dice.choice((1, 2, 3, 64)),
+        cache_messages_max=dice.choice((1, 1, 64)),
         capacity_packets=capacity,
         # Shorter than a few round trips, with signs of life that find no room, none can be kept.
         lease_ms=dice.choice((300, 1000) if hasty else (1000, 3000)),

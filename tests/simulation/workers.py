@@ -65,14 +65,14 @@ class WorkerProcess(Looped):
             sampler=Sampler(),
             policy=self.policy,
         )
-        self.rim = WorkerRim(self.response, self.loop)
+        self.rim = WorkerRim(self.response, self.loop, world.scenario.cache_messages_max)
         self.endpoint = self.make_endpoint()
         self.worker = self.make_worker(queue_requests_max=world.scenario.queue_requests_max)
         self.engine_loop = EngineLoop(
             self.core,
             clock=self.clock,
             on_step=self.worker.on_step,
-            on_turn=lambda steps: self.rim.flush(self.worker.load(steps)),
+            on_turn=lambda steps: self.rim.flush(self.worker.load(steps), self.pool.index.changes()),
             on_crash=lambda crash: None,
             inbox_actions_max=world.scenario.inbox_actions_max,
         )
