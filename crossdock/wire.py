@@ -55,6 +55,7 @@ def spec(prompt: Prompt, how: Generation) -> pb.GenerationSpec:
         output=pb.OutputOptions(logprobs=how.logprobs, include_special_tokens=how.include_special_tokens),
         request_id=how.request_id,
         cache_salt=how.cache_salt,
+        priority=how.priority,
     )
 
 

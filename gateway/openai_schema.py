@@ -149,6 +149,7 @@ def _base(fields: JsonFields, max_tokens: int | None, *, begins: bool) -> infere
     return inference_pb2.GenerationSpec(
         model=fields.text("model") or "",
         cache_salt=fields.text("cache_salt") or "",
+        priority=fields.integer("priority") or 0,
         sampling=inference_pb2.SamplingParams(
             temperature=fields.number("temperature"),
             top_p=fields.number("top_p"),

@@ -21,6 +21,7 @@ class Client:
         self.gateway = None
         self.wire_id = None
         self.attempts = 0
+        self.preemptions = 0
         self.answer = oracle.answer(
             wish.prompt,
             max_tokens=wish.max_tokens,

@@ -41,7 +41,7 @@ class Wish:
 class Scenario:
     """blocks: of each worker, by name. rates: how fast each process's clock goes. lags_s: how long each process's
     threads take to wake up. absent: numbers of the wishes that nobody has after all. remembered_max:
-    ended transfers that a target remembers."""
+    ended transfers that a target remembers. swap_blocks: of host memory of each decode worker. headroom: least share that they keep free for growth."""
 
     seed: int
     blocks: dict[str, int]
@@ -57,6 +57,8 @@ class Scenario:
     inbox_actions_max: int = 65_536
     transfers_max: int = 1024
     remembered_max: int = 1024
+    swap_blocks: int = 0
+    headroom: float = 0.1
     window_blocks: int = 64
     capacity_packets: int = 16
     lease_ms: int = 1000
@@ -101,6 +103,11 @@ def draw(seed, kinds=None):
     spread_s = dice.choice((0.0, 0.02, 0.2, 2.0))
     openings = [_tokens(dice, dice.randint(4, 24)) for _ in range(dice.choice((0, 1, 1, 2)))]
     wishes = tuple(_wish(dice, dice.choice(gateways), spread_s, openings) for _ in range(dice.randint(4, 12)))
+    memory_dice = random.Random(f"memory {seed}")
+    if memory_dice.random() < 0.4:
+        wishes = tuple(
+            replace(wish, max_tokens=wish.max_tokens + memory_dice.randint(8, 40)) for wish in wishes
+        )
     everybody = (*names, *gateways)
     skewed, slow = dice.random() < 0.5, dice.random() < 0.4
     capacity, latency_s = dice.choice((1, 2, 4, 16)), dice.choice((0.00002, 0.0002, 0.002, 0.02))
@@ -118,6 +125,8 @@ def draw(seed, kinds=None):
         inbox_actions_max=dice.choice((2, *AMPLE)),
         transfers_max=dice.choice((2, *AMPLE)),
         remembered_max=dice.choice((1, *AMPLE)),
+        swap_blocks=memory_dice.choice((0, 0, 2, 5, 64)),
+        headroom=memory_dice.choice((0.0, 0.0, 0.1)),
         window_blocks=dice.choice((1, 2, 3, 64)),
         capacity_packets=capacity,
         # Shorter than a few round trips, with signs of life that find no room, none can be kept.

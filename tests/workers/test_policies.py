@@ -2,6 +2,7 @@ import pytest
 
 from decode_worker.policy import DecodePolicy
 from engine.policy import SequenceView, View
+from engine.scheduling.admission import Room
 from prefill_worker.policy import PrefillPolicy
 
 
@@ -68,12 +69,13 @@ def test_the_decode_policy_gives_every_generating_sequence_its_token_first(waiti
 
 def test_generating_sequences_are_never_cut_by_the_budget():
     policy = DecodePolicy(budget_tokens=2, seats=8)
-    assert planned(policy, [view_of("p", 9)], [view_of(n, 1) for n in "abcd"]) == dict.fromkeys("abcd", 1)
+    work = planned(policy, [view_of("p", 9)], [view_of(n, 1) for n in "abcd"])
+    assert work == {**dict.fromkeys("abcd", 1), "p": 1}, "and a prompt gets on all the same"
 
 
 def test_reservations_are_granted_in_order_while_blocks_and_seats_last():
     asking = tuple(view_of(n, 10, blocks=30) for n in "abcde")
-    granted = DECODE.grant(asking, available_blocks=100, taken_seats=0, now=0.0)
+    granted = DECODE.grant(asking, room=Room(free_blocks=100, seats=4), now=0.0)
     assert [each.id[0] for each in granted] == ["a", "b", "c"]
-    granted = DECODE.grant(asking, available_blocks=1000, taken_seats=3, now=0.0)
+    granted = DECODE.grant(asking, room=Room(free_blocks=1000, seats=1), now=0.0)
     assert [each.id[0] for each in granted] == ["a"]
