@@ -57,7 +57,8 @@ class StepResult:
 
 class EngineCore:
     """Sequences in, tokens out. block_size: positions per block. caching: whether prefixes that are computed are kept
-    for others. swap: host memory for those that are given up; without room in it they are given back to the caller. headroom: to begin with."""
+    for others. swap: host memory for those that are given up; without room in it they are given back to the caller.
+    headroom: to begin with."""
 
     def __init__(
         self,

@@ -1,7 +1,7 @@
 """From a seed to everything that a history is made of, except the order of its events."""
 
 import random
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from tests.fakes.hash_model import VOCAB
 from tests.simulation.faults import Fault, draw_faults
@@ -41,7 +41,8 @@ class Wish:
 class Scenario:
     """blocks: of each worker, by name. rates: how fast each process's clock goes. lags_s: how long each process's
     threads take to wake up. absent: numbers of the wishes that nobody has after all. remembered_max:
-    ended transfers that a target remembers. swap_blocks: of host memory of each decode worker. headroom: least share that they keep free for growth."""
+    ended transfers that a target remembers. swap_blocks: of host memory of each decode worker. headroom: least share of
+    their growth that these keep free."""
 
     seed: int
     blocks: dict[str, int]
@@ -103,11 +104,6 @@ def draw(seed, kinds=None):
     spread_s = dice.choice((0.0, 0.02, 0.2, 2.0))
     openings = [_tokens(dice, dice.randint(4, 24)) for _ in range(dice.choice((0, 1, 1, 2)))]
     wishes = tuple(_wish(dice, dice.choice(gateways), spread_s, openings) for _ in range(dice.randint(4, 12)))
-    memory_dice = random.Random(f"memory {seed}")
-    if memory_dice.random() < 0.4:
-        wishes = tuple(
-            replace(wish, max_tokens=wish.max_tokens + memory_dice.randint(8, 40)) for wish in wishes
-        )
     everybody = (*names, *gateways)
     skewed, slow = dice.random() < 0.5, dice.random() < 0.4
     capacity, latency_s = dice.choice((1, 2, 4, 16)), dice.choice((0.00002, 0.0002, 0.002, 0.02))
@@ -125,8 +121,6 @@ def draw(seed, kinds=None):
         inbox_actions_max=dice.choice((2, *AMPLE)),
         transfers_max=dice.choice((2, *AMPLE)),
         remembered_max=dice.choice((1, *AMPLE)),
-        swap_blocks=memory_dice.choice((0, 0, 2, 5, 64)),
-        headroom=memory_dice.choice((0.0, 0.0, 0.1)),
         window_blocks=dice.choice((1, 2, 3, 64)),
         capacity_packets=capacity,
         # Shorter than a few round trips, with signs of life that find no room, none can be kept.
@@ -135,7 +129,24 @@ def draw(seed, kinds=None):
         data_latency_s=latency_s,
         stream_latency_s=dice.choice((0.0001, 0.0003, 0.003, 0.03)),
     )
-    return draw_faults(dice, scenario, kinds)
+    return draw_faults(dice, _squeezed(scenario), kinds)
+
+
+def _squeezed(scenario):
+    """Now and then all ask at once for more than fits, and steps take long enough for them to meet in one."""
+    dice = random.Random(f"memory {scenario.seed}")
+    scenario = replace(
+        scenario, swap_blocks=dice.choice((0, 0, 2, 5, 64)), headroom=dice.choice((0.0, 0.0, 0.1))
+    )
+    if dice.random() < 0.7:
+        return scenario
+    wishes = tuple(
+        replace(wish, at=STARTED_S + dice.random() * 0.01, max_tokens=wish.max_tokens + dice.randint(8, 40))
+        for wish in scenario.wishes
+    )
+    blocks = {name: _blocks(dice, wishes) for name in scenario.blocks}
+    slower = {name: max(scenario.lags_s[name], 0.003) for name in scenario.decodes()}
+    return replace(scenario, wishes=wishes, blocks=blocks, lags_s=scenario.lags_s | slower, seats=8)
 
 
 def _wish(dice, gateway, spread_s, openings):

@@ -195,7 +195,7 @@ class World:
         client = self._by_wire_id[sequence.id[0]]
         client.preemptions += 1
         self.counts["swapped out" if sequence.state is State.PREEMPTED else "given back"] += 1
-        most = PREEMPTIONS_MAX * (client.attempts - client.preemptions if self._disturbances else 1)
+        most = PREEMPTIONS_MAX * (client.attempts if self._disturbances else 1)
         if sequence.preemptions > PREEMPTIONS_MAX or client.preemptions > most:
             self.fail("I12", f"{worker.name} gives up {sequence.id} for the {client.preemptions}th time")
 
