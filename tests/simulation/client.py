@@ -60,6 +60,7 @@ class Client:
             include_special_tokens=False,
             deadline=self._deadline,
             cache_salt=wish.salt,
+            priority=wish.priority,
         )
 
     def take(self, batch):

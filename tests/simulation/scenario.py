@@ -16,7 +16,8 @@ STARTED_S = 0.5
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Wish:
     """What one client asks. deadline_s: from its start, on the gateway's clock. pause_s: how long it chews on each
-    batch. enough: tokens after which it wants no more, as after a stop string. salt: whose cache it uses."""
+    batch. enough: tokens after which it wants no more, as after a stop string. salt: whose cache it uses. priority:
+    lower goes first."""
 
     gateway: str
     at: float
@@ -32,6 +33,7 @@ class Wish:
     pause_s: float = 0.0
     enough: int | None = None
     salt: str = ""
+    priority: int = 0
 
     def tokens(self):
         return len(self.prompt) + self.max_tokens
@@ -172,6 +174,7 @@ def _wish(dice, gateway, spread_s, openings):
         pause_s=dice.choice((0.001, 0.05, 0.4)) if dice.random() < 0.15 else 0.0,
         enough=dice.randint(1, max_tokens) if dice.random() < 0.15 else None,
         salt=dice.choice(("", "", "other")),
+        priority=dice.choice((0, 0, 0, -1, 3)),
     )
 
 

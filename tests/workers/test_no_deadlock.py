@@ -13,6 +13,7 @@ CASES = [
     (ALL, {}, 0.0, True),
     (SOME, {}, 1e9, True),
     (SOME, {"shared": 1}, 0.0, True),
+    ([((1, 7), (2, 7), (1, 7)), ((1, 7), (1, 7), (2, 6))], {}, 0.0, True),
     (SOME, {"headroom": 0.3}, 1e9, False),
     (SOME, {"headroom": 1.0, "shared": 1}, 0.0, False),
 ]
@@ -33,14 +34,13 @@ def reachable(model):
 def ends(model, states):
     """Follow each state until everybody who has come has an answer. Fails where nothing happens any more."""
     good = set()
-    for state in states:
-        way = []
+    for first in states:
+        way, state = [], first
         while state not in good and not model.over(state):
             way.append(state)
-            onward = model.onward(state)
-            assert onward != state, f"nothing will ever happen again: {state}"
+            state = model.onward(state)
+            assert state != way[-1], f"nothing will ever happen again: {state}"
             assert len(way) < STEPS_MAX, f"for ever: {way[-8:]}"
-            state = onward
         good.update(way)
 
 
