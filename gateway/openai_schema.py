@@ -44,7 +44,6 @@ _OTHERS: Mapping[str, Collection[object]] = {
     "prompt_logprobs": (),
     "prompt_embeds": (),
     "truncate_prompt_tokens": (),
-    "priority": (0,),
     "kv_transfer_params": (),
     "chat_template": (),
     "chat_template_kwargs": ({},),

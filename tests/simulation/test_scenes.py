@@ -92,6 +92,9 @@ def test_answers_that_outgrow_the_pool_together_are_given_up_and_resumed_exactly
         assert client.tokens == golden(prompt_of(n, 8), 40)
         assert client.attempts - 1 <= client.preemptions <= PREEMPTIONS_MAX
     assert world.counts["given back" if swap_blocks == 0 else "swapped out"] > 0
+    assert not world.processes["p0"].worker.tokens().wasted, (
+        "no prompt is computed before there is room for it"
+    )
 
 
 @pytest.mark.parametrize("length", range(11, 24))
