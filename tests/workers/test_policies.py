@@ -169,3 +169,28 @@ def test_reservations_are_granted_in_order_of_arrival_not_of_asking():
     asking = (view_of("later", 9, blocks=3, arrived=2.0), view_of("resumed", 9, blocks=3, arrived=-1.0))
     granted = DECODE.grant(asking, room=Room(free_blocks=3, seats=4), now=3.0)
     assert [each.id[0] for each in granted] == ["resumed"]
+
+
+def test_a_big_reservation_is_granted_in_a_bounded_time_however_many_small_ones_come():
+    """Eight blocks, all taken by small ones of one block; one of them ends and another asks every tenth of a second."""
+    big, free, now, ends_at = view_of("big", 9, blocks=8), 0, 0.0, [k / 10 for k in range(1, 9)]
+    while True:
+        now += 0.1
+        free += sum(each <= now for each in ends_at)
+        ends_at = [each for each in ends_at if each > now]
+        small = view_of(f"s{now:.1f}", 2, blocks=1, arrived=now)
+        granted = DECODE.grant((small, big), room=Room(free_blocks=free, seats=9), now=now)
+        if big in granted:
+            break
+        free -= len(granted)
+        ends_at += [now + 0.8] * len(granted)
+        assert now < 2.0 + 0.8 + 0.2, "the bound on passing, and the longest of those that run"
+
+
+def test_those_that_are_passed_by_take_no_seat():
+    coming = [
+        SequenceView(id=(f"c{n}", 1, 0), uncomputed=9, length=9, blocks_to_start=1, arrived=0.0, coming=8)
+        for n in range(6)
+    ]
+    others = [view_of(f"o{n}", 9, blocks=1, arrived=1.0) for n in range(6)]
+    assert set(planned(DECODE, [*coming, *others], [view_of("r", 1)], now=2.0)) == {"r", "o0", "o1", "o2"}
