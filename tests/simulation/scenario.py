@@ -143,7 +143,12 @@ def _squeezed(scenario):
     if dice.random() < 0.7:
         return scenario
     wishes = tuple(
-        replace(wish, at=STARTED_S + dice.random() * 0.01, max_tokens=wish.max_tokens + dice.randint(8, 40))
+        replace(
+            wish,
+            at=STARTED_S + dice.random() * 0.01,
+            max_tokens=wish.max_tokens + dice.randint(8, 40),
+            priority=dice.choice((0, 0, 0, -1, 3)),
+        )
         for wish in scenario.wishes
     )
     blocks = {name: _blocks(dice, wishes) for name in scenario.blocks}
@@ -174,7 +179,6 @@ def _wish(dice, gateway, spread_s, openings):
         pause_s=dice.choice((0.001, 0.05, 0.4)) if dice.random() < 0.15 else 0.0,
         enough=dice.randint(1, max_tokens) if dice.random() < 0.15 else None,
         salt=dice.choice(("", "", "other")),
-        priority=dice.choice((0, 0, 0, -1, 3)),
     )
 
 
