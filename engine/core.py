@@ -11,18 +11,16 @@ from dataclasses import dataclass, replace
 import torch
 
 from engine.batch import Batch, BatchItem, ModelRunner
-from engine.cache.block_pool import BlockPool, Ledger, Match
+from engine.cache.block_pool import BlockPool, Ledger
 from engine.cache.block_table import BlockTable, Owner, OwnerKind
 from engine.cache.coming import Coming
-from engine.cache.prefix_chain import PrefixChain, PrefixLink
+from engine.cache.prefix_chain import PrefixChain
 from engine.cache.swap_space import SwapSpace
-from engine.policy import Plan, Policy, SequenceView, View, Work
+from engine.policy import Plan, Policy, View, Work
 from engine.sampling import Sampled, Sampler, SampleRow
-from engine.scheduling.admission import blocks_at_start
 from engine.scheduling.headroom import Headroom
 from engine.sequence import Event, Sequence, SequenceId, State
-
-NOTHING = Match(blocks=0, owned=0)
+from engine.views import SequenceViews
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -85,6 +83,7 @@ class EngineCore:
         self._swapped: dict[SequenceId, Sequence] = {}
         self._finished: dict[SequenceId, Sequence] = {}
         self._coming = Coming()
+        self._views = SequenceViews(pool, block_size, self._coming)
 
     def chain(self, scope: bytes) -> PrefixChain:
         """For a new sequence. scope: see `PrefixChain`."""
@@ -100,7 +99,7 @@ class EngineCore:
         """Take a sequence with its table, its credit and the KV of all tokens but the last already in place."""
         assert sequence.table is not None and sequence.credit is not None
         assert sequence.uncomputed() == 1, sequence.uncomputed()
-        assert len(sequence.table) >= self._blocks_for(sequence.computed)
+        assert len(sequence.table) >= self._views.blocks_for(sequence.computed)
         self._assert_new(sequence)
         sequence.advance(Event.START)
         self._running[sequence.id] = sequence
@@ -124,10 +123,10 @@ class EngineCore:
 
     def view(self) -> View:
         return View(
-            waiting=tuple(self._view_of(sequence) for sequence in self._waiting.values()),
-            running=self._running_views(),
+            waiting=tuple(self._views.entering(sequence) for sequence in self._waiting.values()),
+            running=self._views.running(self._running.values()),
             available_blocks=self.pool.available,
-            swapped=tuple(self._view_of(sequence) for sequence in self._swapped.values()),
+            swapped=tuple(self._views.entering(sequence) for sequence in self._swapped.values()),
             headroom=self._headroom.share,
         )
 
@@ -138,6 +137,19 @@ class EngineCore:
             return ledger
         owners, violations = self._swap.owners(), self._swap.violations()
         return replace(ledger, owners=(*ledger.owners, *owners), violations=(*ledger.violations, *violations))
+
+    def growing_blocks(self) -> int:
+        """Blocks that those that run may still come to need and that nobody promised them."""
+        return sum(self._views.growth(sequence) for sequence in self._running.values())
+
+    @property
+    def headroom(self) -> float:
+        """See `Headroom`."""
+        return self._headroom.share
+
+    def swapping(self) -> bool:
+        """Whether somebody waits to come back."""
+        return bool(self._swapped)
 
     def step(self, now: float) -> StepResult:
         """One round. Raises NonFiniteLogits for a model that computed no numbers."""
@@ -160,7 +172,7 @@ class EngineCore:
         sequence = self._running.get(work.id) or self._enter(work.id)
         assert 1 <= work.count <= sequence.uncomputed(), f"{work} of {sequence.uncomputed()}"
         assert sequence.table is not None and sequence.credit is not None
-        missing = self._blocks_for(sequence.computed + work.count) - len(sequence.table)
+        missing = self._views.blocks_for(sequence.computed + work.count) - len(sequence.table)
         if missing > 0:
             self._extend(sequence, missing)
         first = sequence.computed // self._block_size
@@ -204,7 +216,7 @@ class EngineCore:
         """Take what is still cached of it, and copy the rest back."""
         table = self._share(sequence)
         shared = len(table)
-        self._extend(sequence, self._blocks_for(sequence.computed) - shared)
+        self._extend(sequence, self._views.blocks_for(sequence.computed) - shared)
         self._swap_space().restore(sequence.id, shared, table.ids()[shared:])
         sequence.advance(Event.RESUME)
         self._running[sequence.id] = self._swapped.pop(sequence.id)
@@ -214,8 +226,8 @@ class EngineCore:
     def _share(self, sequence: Sequence) -> BlockTable:
         """A table of what is cached, and a promise of what else it must have to run."""
         owner = Owner(OwnerKind.SEQUENCE, sequence.id[0])
-        sequence.table = table = self.pool.share(owner, self._usable_links(sequence))
-        sequence.credit = self.pool.grant(owner, self._blocks_at_start(sequence) - len(table))
+        sequence.table = table = self.pool.share(owner, self._views.usable_links(sequence))
+        sequence.credit = self.pool.grant(owner, self._views.blocks_at_start(sequence) - len(table))
         return table
 
     def _start(self, sequence: Sequence) -> Sequence:
@@ -234,7 +246,7 @@ class EngineCore:
         return BatchItem(
             tokens=tuple(sequence.tokens[sequence.computed : end]),
             first_position=sequence.computed,
-            block_table=sequence.table.ids()[: self._blocks_for(end)],
+            block_table=sequence.table.ids()[: self._views.blocks_for(end)],
             wants_logits=end == len(sequence.tokens),
         )
 
@@ -261,10 +273,6 @@ class EngineCore:
             self.pool.publish(sequence.table, first, links)
             self._coming.settle(sequence.id, links)
 
-    def _usable_links(self, sequence: Sequence) -> list[PrefixLink]:
-        """What may come from the cache: not the last token, which is sampled from."""
-        return sequence.chain.links(sequence.tokens, 0, (len(sequence.tokens) - 1) // self._block_size)
-
     def _append(self, sequence: Sequence, sampled: Sampled) -> Output:
         sequence.append(sampled.token)
         if sequence.end_reason is not None:
@@ -272,77 +280,9 @@ class EngineCore:
             self._finished[sequence.id] = self._running.pop(sequence.id)
         return Output(sequence=sequence, position=len(sequence.tokens) - 1, sampled=sampled)
 
-    def growing_blocks(self) -> int:
-        """Blocks that those that run may still come to need and that nobody promised them."""
-        return sum(self._growth(sequence) for sequence in self._running.values())
-
-    @property
-    def headroom(self) -> float:
-        """See `Headroom`."""
-        return self._headroom.share
-
-    def swapping(self) -> bool:
-        """Whether somebody waits to come back."""
-        return bool(self._swapped)
-
-    def _view_of(self, sequence: Sequence) -> SequenceView:
-        """One that waits, or that was swapped out."""
-        links = self._usable_links(sequence)
-        match = self.pool.match(links) if links else NOTHING
-        waits = sequence.state is State.WAITING
-        needed = self._blocks_at_start(sequence)
-        return SequenceView(
-            id=sequence.id,
-            uncomputed=sequence.uncomputed() - match.blocks * self._block_size * waits,
-            length=len(sequence.tokens),
-            blocks_to_start=needed - match.owned,
-            blocks_to_end=self._blocks_for(sequence.positions_max()) - needed,
-            arrived=sequence.arrived,
-            coming=self._coming.count(links[match.blocks :]) * self._block_size * waits,
-        )
-
-    def _running_views(self) -> tuple[SequenceView, ...]:
-        lacking = sum(map(self._lacks, self._running.values()))
-        short = lacking > self.pool.available
-        return tuple(self._running_view(sequence, short) for sequence in self._running.values())
-
-    def _running_view(self, sequence: Sequence, short: bool) -> SequenceView:
-        assert sequence.table is not None and sequence.credit is not None
-        sole = self.pool.sole(sequence.table) if short else 0
-        shared_tokens = (len(sequence.table) - sole) * self._block_size
-        lacks = self._lacks(sequence)
-        return SequenceView(
-            id=sequence.id,
-            uncomputed=sequence.uncomputed(),
-            length=len(sequence.tokens),
-            blocks_to_start=0,
-            blocks_to_continue=lacks,
-            blocks_to_end=self._growth(sequence) - lacks,
-            blocks_freed=sole + sequence.credit.blocks if short else 0,
-            cost_to_resume=max(0, sequence.computed - shared_tokens) if short else 0,
-            arrived=sequence.arrived,
-            steadfast=sequence.steadfast(),
-        )
-
-    def _lacks(self, sequence: Sequence) -> int:
-        """Blocks for its known tokens that it neither has nor was promised."""
-        assert sequence.table is not None and sequence.credit is not None
-        return max(0, self._blocks_for(len(sequence.tokens)) - len(sequence.table) - sequence.credit.blocks)
-
-    def _growth(self, sequence: Sequence) -> int:
-        assert sequence.table is not None and sequence.credit is not None
-        return self._blocks_for(sequence.positions_max()) - len(sequence.table) - sequence.credit.blocks
-
-    def _blocks_at_start(self, sequence: Sequence) -> int:
-        known = self._blocks_for(len(sequence.tokens))
-        return blocks_at_start(known, self._blocks_for(sequence.positions_max()), sequence.preemptions)
-
     def _swap_space(self) -> SwapSpace:
         assert self._swap is not None
         return self._swap
-
-    def _blocks_for(self, tokens: int) -> int:
-        return -(-tokens // self._block_size)
 
     def _assert_new(self, sequence: Sequence) -> None:
         known = (self._waiting, self._running, self._swapped, self._finished)
