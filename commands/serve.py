@@ -93,7 +93,11 @@ async def supervise(specs: Sequence[ChildSpec], options: ServeOptions, started: 
             await asyncio.wait({starting, ending}, return_when=asyncio.FIRST_COMPLETED)
             if starting.done():
                 seconds = time.monotonic() - started
-                print(_ready_line(starting.result(), options, seconds), flush=True)
+                said = starting.result()
+                for name, facts in sorted(said.items()):
+                    if "blocks" in facts:
+                        _say(_room_line(name, facts))
+                print(_ready_line(said, options, seconds), flush=True)
                 await ending
         finally:
             starting.cancel()
@@ -109,7 +113,9 @@ def _workers(
         ("prefill", options.prefill, options.prefill_engine),
         ("decode", options.decode, options.decode_engine),
     )
+    everybody = sum(workers for _, workers, _ in pools)
     for pool, workers, engine in pools:
+        share = engine.gpu_memory_utilization
         for index in range(workers):
             name = f"{pool}-{index}"
             kv_listen = [f"ipc://{folder / name}.kv"] if pool == "decode" else []
@@ -118,6 +124,7 @@ def _workers(
                 WorkerOptions.model_validate(
                     engine.model_dump()
                     | {
+                        "gpu_memory_utilization": share / everybody if share else None,
                         "log_level": options.log_level,
                         "log_format": options.log_format,
                         "shutdown_timeout": options.shutdown_timeout,
@@ -170,6 +177,11 @@ def _runtime_folder() -> Iterator[Path]:
         yield Path(folder)
     finally:
         shutil.rmtree(folder, ignore_errors=True)
+
+
+def _room_line(name: str, facts: Mapping[str, Field]) -> str:
+    full = f"{facts['full_requests']} full-length requests of {facts['tokens_max']}"
+    return f"{name}: {facts['blocks']} KV blocks hold {facts['tokens']} tokens, {full}"
 
 
 def _ready_line(said: Mapping[str, Mapping[str, Field]], options: ServeOptions, seconds: float) -> str:

@@ -22,6 +22,7 @@ from engine.policy import Policy
 from kvtransfer.desk import End, TicketDesk
 from kvtransfer.errors import TicketRefused
 from kvtransfer.identity import Identity
+from kvtransfer.ticket import key_check
 from service import server, worker_rim
 from service.config import WorkerOptions
 from service.errors import InvalidRequest
@@ -110,11 +111,12 @@ async def _serve(options: WorkerOptions, role: Role, engine: Engine) -> None:
 
     transport = role.transport(options, engine, identity, on_transfer)
     worker = role.worker(options, engine, transport, rim.tell)
+    index = engine.core.pool.index
     loop = EngineLoop(
         engine.core,
         clock=time.monotonic,
         on_step=worker.on_step,
-        on_turn=lambda steps: rim.flush(worker.load(steps)),
+        on_turn=lambda steps: rim.flush(worker.load(steps), index.changes()),
         on_crash=crash,
         on_start=partial(bind_to_cores, options.cores),
         inbox_actions_max=INBOX_ACTIONS_MAX,
@@ -137,7 +139,13 @@ async def _serve(options: WorkerOptions, role: Role, engine: Engine) -> None:
         name=role.service,
         register=lambda grpc_server: role.register(grpc_server, rim, host, worker, limits, desk),
         rim=rim,
-        facts={"worker_id": options.worker_id, "blocks": engine.capacity.num_blocks},
+        facts={
+            "worker_id": options.worker_id,
+            "blocks": engine.capacity.num_blocks,
+            "tokens": engine.capacity.tokens,
+            "tokens_max": engine.capacity.tokens_max,
+            "full_requests": engine.capacity.full_requests(),
+        },
         cleanups=[stop],
     )
     await serve_worker(options, service)
@@ -170,5 +178,6 @@ def _welcome(
         total_blocks=engine.capacity.num_blocks,
         max_num_seqs=options.max_num_seqs,
         eos_token_ids=engine.config.eos_token_ids,
+        ticket_key_check=key_check(options.ticket_key.get_secret_value()),
         layout_fields=[pb.LayoutField(name=name, value=value) for name, value in layout.fields().items()],
     )

@@ -48,6 +48,8 @@ class EngineFlags(Protocol):
     @property
     def num_gpu_blocks_override(self) -> int | None: ...
     @property
+    def gpu_memory_utilization(self) -> float | None: ...
+    @property
     def kv_cache_memory_bytes(self) -> int | None: ...
     @property
     def swap_space(self) -> int: ...
@@ -59,8 +61,9 @@ class EngineFlags(Protocol):
 class EngineWishes:
     """What an operator asked for. None: whatever is best here.
 
-    dtype: of the weights; kv_dtype: of the cache. max_model_len: tokens. num_blocks goes before kv_bytes.
-    swap_bytes: of host memory for sequences that are given up.
+    dtype: of the weights; kv_dtype: of the cache. max_model_len: tokens. num_blocks goes before kv_bytes, and that
+    before kv_share, which is of the device's free memory, in (0, 1]. swap_bytes: of host memory for sequences that are
+    given up.
     """
 
     model: Path
@@ -72,6 +75,7 @@ class EngineWishes:
     num_blocks: int | None = None
     kv_bytes: int | None = None
     swap_bytes: int = 0
+    kv_share: float | None = None
     caching: bool = True
 
     @classmethod
@@ -87,17 +91,24 @@ class EngineWishes:
             num_blocks=flags.num_gpu_blocks_override,
             kv_bytes=flags.kv_cache_memory_bytes,
             swap_bytes=flags.swap_space,
+            kv_share=flags.gpu_memory_utilization,
             caching=flags.enable_prefix_caching,
         )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Capacity:
-    """What the device holds. tokens_max: of one sequence, by the model's length and the pool's size."""
+    """What the device holds. tokens: in all blocks. tokens_max: of one sequence, by the model's length and the pool's
+    size."""
 
     num_blocks: int
+    tokens: int
     max_model_len: int
     tokens_max: int
+
+    def full_requests(self) -> int:
+        """Sequences of tokens_max that fit at once."""
+        return self.tokens // self.tokens_max
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -146,6 +157,7 @@ def assemble(wishes: EngineWishes, policy: Policy, *, memory_bytes: int) -> Engi
         model_digest=layout.model_digest,
         capacity=Capacity(
             num_blocks=num_blocks,
+            tokens=num_blocks * layout.block_size,
             max_model_len=max_model_len,
             tokens_max=min(max_model_len, num_blocks * layout.block_size),
         ),
@@ -188,4 +200,6 @@ def _kv_bytes(wishes: EngineWishes, layout: KVLayout, memory_bytes: int) -> int:
         return wishes.num_blocks * layout.block_bytes()
     if wishes.kv_bytes is not None:
         return wishes.kv_bytes
+    if wishes.kv_share is not None:
+        return int(memory_bytes * wishes.kv_share)
     return min(KV_BYTES_DEFAULT, int(memory_bytes * KV_SHARE_OF_MEMORY))

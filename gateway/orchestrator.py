@@ -9,9 +9,12 @@ from collections.abc import AsyncGenerator, Callable
 from contextlib import aclosing
 from itertools import count
 
+import structlog
+
 from engine.cache.prefix_chain import prefix_scope
 from gateway.admission import Admission
-from gateway.attempt import TOO_LATE, Attempt, AttemptLost, AttemptPreempted, Target
+from gateway.attempt import TOO_LATE, Attempt, AttemptLost, AttemptPreempted, HandOffLost, Target
+from gateway.broken_pairs import BrokenPairs
 from gateway.journal import Journal
 from gateway.mailbox import DeadlinePassed, Mailbox
 from gateway.request import Request, TokenBatch
@@ -52,10 +55,11 @@ class Orchestrator:
         self._admission = admission
         self._ticket_key = ticket_key
         self._scope_key = hmac.digest(ticket_key, b"crossdock cache scope", "sha256")
-        self._gateway_epoch = gateway_epoch
+        self._wire_prefix = f"{gateway_epoch:x}-"
         self._randomness = randomness
         self._clock = clock
         self._lease_ms = lease_ms
+        self._broken = BrokenPairs()
         self._numbers = count(1)
         self._changed = asyncio.Event()
 
@@ -63,6 +67,10 @@ class Orchestrator:
         """A worker came, went or changed its state: those who wait for a route look again."""
         self._changed.set()
         self._changed = asyncio.Event()
+
+    def asked_for(self, wire_id: str) -> bool:
+        """Whether a request of this name is this gateway's, and no other's."""
+        return wire_id.startswith(self._wire_prefix)
 
     def next_change(self) -> asyncio.Event:
         """Set by the next `workers_changed`. Take it before looking at the workers, so that no change is missed."""
@@ -74,7 +82,7 @@ class Orchestrator:
         Closing the generator stops the work on both workers.
         """
         with self._admission.enter():
-            wire_id = f"{self._gateway_epoch:x}-{next(self._numbers)}"
+            wire_id = f"{self._wire_prefix}{next(self._numbers)}"
             journal = Journal(request, wire_id, self._cache_scope(request))
             accepted = self._clock()
             tried: list[Route] = []
@@ -87,7 +95,11 @@ class Orchestrator:
                 except AttemptLost as lost:
                     if isinstance(lost, AttemptPreempted) and journal.preempted(lost.times):
                         tried.pop()  # nothing is wrong with it, and much of the answer is cached there
-                    elif len(tried) == ATTEMPTS_MAX:
+                        continue
+                    structlog.get_logger().warning(
+                        "attempt lost", request_id=request.id, attempt=number, why=str(lost)
+                    )
+                    if len(tried) == ATTEMPTS_MAX:
                         raise Unavailable("every attempt was lost", reason="ATTEMPTS_LOST") from lost
 
     async def _follow(
@@ -111,6 +123,7 @@ class Orchestrator:
             if alarm is not None:
                 alarm.cancel()
             attempt.close()
+            self._learn(route, attempt)
 
     async def _route(self, journal: Journal, number: int, tried: list[Route]) -> Route:
         """The best pair. A first attempt finds one at once or is refused; a later one waits a little: what it lost may
@@ -119,8 +132,13 @@ class Orchestrator:
         give_up = self._clock() + (0 if number == 1 else REROUTE_WAIT_S)
         while True:
             changed = self.next_change()
-            decodes = self._decodes.views() if journal.remaining() > 1 else None
-            route = pick(self._prefills.views(), decodes, tokens=journal.length_limit(), tried=tried)
+            route = pick(
+                self._prefills.views(journal.prefix),
+                self._decodes.views(journal.prefix) if journal.remaining() > 1 else None,
+                tokens=journal.length_limit(),
+                tried=tried,
+                broken=self._broken.avoided(self._clock()),
+            )
             if isinstance(route, Route):
                 return route
             await self._wait(changed, give_up, journal.request, route)
@@ -148,12 +166,26 @@ class Orchestrator:
         age_ms = max(0, int((self._clock() - accepted) * 1000))
         order = journal.order(number, self._time_left_ms(journal.request), age_ms)
         prefill = self._prefills.take(route.prefill)
+        self._broken.begin(route, self._clock())
         target = None
         if route.decode is not None:
             decode = self._decodes.take(route.decode)
             ticket = self._mint(order, prefill, decode)
             target = Target(worker=decode, ticket=ticket, ticket_key=self._ticket_key)
-        return Attempt(journal=journal, order=order, prefill=prefill, target=target)
+        return Attempt(
+            journal=journal,
+            order=order,
+            prefill=prefill,
+            target=target,
+            cached_tokens=prefill.cached_tokens(journal.prefix),
+        )
+
+    def _learn(self, route: Route, attempt: Attempt) -> None:
+        """What the end of an attempt says of its pair."""
+        if attempt.handed_over:
+            self._broken.worked(route)
+        elif isinstance(attempt.failure, HandOffLost):
+            self._broken.failed(route, self._clock())
 
     def _mint(self, order: SequenceOrder, prefill: WorkerRecord, decode: WorkerRecord) -> Ticket:
         source, target = prefill.welcome, decode.welcome

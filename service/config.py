@@ -86,6 +86,13 @@ class EngineOptions(ModelOptions):
     num_gpu_blocks_override: int | None = Field(
         None, ge=1, description="KV blocks, instead of what memory allows"
     )
+    gpu_memory_utilization: float | None = Field(
+        None,
+        gt=0,
+        le=1,
+        description="share of the free memory for KV blocks, over all workers of `serve`; "
+        "default: a quarter for each, at most 2GiB",
+    )
     kv_cache_memory_bytes: Bytes | None = Field(None, description="bytes for KV blocks, for example 2GiB")
     swap_space: BytesOrNone = Field(
         0, description="bytes of host memory for sequences whose blocks are needed, for example 4GiB; 0: none"

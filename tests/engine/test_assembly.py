@@ -83,6 +83,8 @@ def engine_of(checkpoint):
         ({"kv_bytes": BLOCK_BYTES, "kv_dtype": torch.bfloat16}, GIB, 2),
         ({}, 100 * BLOCK_BYTES, int(100 * KV_SHARE_OF_MEMORY)),
         ({}, 2**50, KV_BYTES_DEFAULT // BLOCK_BYTES),
+        ({"kv_share": 0.5}, 100 * BLOCK_BYTES, 50),
+        ({"kv_share": 0.5, "kv_bytes": 7 * BLOCK_BYTES}, 100 * BLOCK_BYTES, 7),
     ],
 )
 def test_blocks_are_what_was_asked_for_or_a_bounded_share_of_the_memory(
@@ -142,6 +144,7 @@ def test_flags_become_wishes():
         num_gpu_blocks_override=5,
         kv_cache_memory_bytes=6,
         swap_space=7,
+        gpu_memory_utilization=0.5,
         enable_prefix_caching=False,
     )
     assert EngineWishes.of(flags, "path") == EngineWishes(
@@ -154,6 +157,7 @@ def test_flags_become_wishes():
         num_blocks=5,
         kv_bytes=6,
         swap_bytes=7,
+        kv_share=0.5,
         caching=False,
     )
 

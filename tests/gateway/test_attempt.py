@@ -7,7 +7,7 @@ from types import SimpleNamespace
 import pytest
 
 from gateway.attach import DECODE, PREFILL
-from gateway.attempt import Attempt, AttemptLost, AttemptPreempted, Target
+from gateway.attempt import Attempt, AttemptLost, AttemptPreempted, HandOffLost, Target
 from gateway.journal import Journal
 from gateway.lifecycle import LIVE, Phase
 from gateway.mailbox import DeadlinePassed, Delivery, WorkerLost
@@ -165,7 +165,7 @@ FAILURES = {
     EndCause.EXHAUSTED: Exhausted,
     EndCause.DRAINING: AttemptLost,
     EndCause.DEADLINE: DeadlineExpired,
-    EndCause.TRANSFER_FAILED: AttemptLost,
+    EndCause.TRANSFER_FAILED: HandOffLost,
     EndCause.TICKET_REFUSED: AttemptLost,
     EndCause.INTERNAL: AttemptLost,
     EndCause.PREEMPTED: AttemptLost,

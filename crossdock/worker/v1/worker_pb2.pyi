@@ -54,20 +54,22 @@ class PrefillServiceAttachRequest(_message.Message):
     def __init__(self, hello: _Optional[_Union[Hello, _Mapping]] = ..., submit: _Optional[_Union[SubmitPrompt, _Mapping]] = ..., cancel: _Optional[_Union[Cancel, _Mapping]] = ..., audit: _Optional[_Union[AuditQuery, _Mapping]] = ..., drain: _Optional[_Union[Drain, _Mapping]] = ...) -> None: ...
 
 class PrefillServiceAttachResponse(_message.Message):
-    __slots__ = ("welcome", "outputs", "ended", "load", "audit", "handed_over")
+    __slots__ = ("welcome", "outputs", "ended", "load", "audit", "handed_over", "cache")
     WELCOME_FIELD_NUMBER: _ClassVar[int]
     OUTPUTS_FIELD_NUMBER: _ClassVar[int]
     ENDED_FIELD_NUMBER: _ClassVar[int]
     LOAD_FIELD_NUMBER: _ClassVar[int]
     AUDIT_FIELD_NUMBER: _ClassVar[int]
     HANDED_OVER_FIELD_NUMBER: _ClassVar[int]
+    CACHE_FIELD_NUMBER: _ClassVar[int]
     welcome: Welcome
     outputs: StepOutputs
     ended: Ended
     load: LoadReport
     audit: AuditReport
     handed_over: HandedOver
-    def __init__(self, welcome: _Optional[_Union[Welcome, _Mapping]] = ..., outputs: _Optional[_Union[StepOutputs, _Mapping]] = ..., ended: _Optional[_Union[Ended, _Mapping]] = ..., load: _Optional[_Union[LoadReport, _Mapping]] = ..., audit: _Optional[_Union[AuditReport, _Mapping]] = ..., handed_over: _Optional[_Union[HandedOver, _Mapping]] = ...) -> None: ...
+    cache: CacheEvents
+    def __init__(self, welcome: _Optional[_Union[Welcome, _Mapping]] = ..., outputs: _Optional[_Union[StepOutputs, _Mapping]] = ..., ended: _Optional[_Union[Ended, _Mapping]] = ..., load: _Optional[_Union[LoadReport, _Mapping]] = ..., audit: _Optional[_Union[AuditReport, _Mapping]] = ..., handed_over: _Optional[_Union[HandedOver, _Mapping]] = ..., cache: _Optional[_Union[CacheEvents, _Mapping]] = ...) -> None: ...
 
 class DecodeServiceAttachRequest(_message.Message):
     __slots__ = ("hello", "reserve", "cancel", "audit", "drain")
@@ -84,7 +86,7 @@ class DecodeServiceAttachRequest(_message.Message):
     def __init__(self, hello: _Optional[_Union[Hello, _Mapping]] = ..., reserve: _Optional[_Union[Reserve, _Mapping]] = ..., cancel: _Optional[_Union[Cancel, _Mapping]] = ..., audit: _Optional[_Union[AuditQuery, _Mapping]] = ..., drain: _Optional[_Union[Drain, _Mapping]] = ...) -> None: ...
 
 class DecodeServiceAttachResponse(_message.Message):
-    __slots__ = ("welcome", "outputs", "ended", "load", "audit", "reserved", "adopted")
+    __slots__ = ("welcome", "outputs", "ended", "load", "audit", "reserved", "adopted", "cache")
     WELCOME_FIELD_NUMBER: _ClassVar[int]
     OUTPUTS_FIELD_NUMBER: _ClassVar[int]
     ENDED_FIELD_NUMBER: _ClassVar[int]
@@ -92,6 +94,7 @@ class DecodeServiceAttachResponse(_message.Message):
     AUDIT_FIELD_NUMBER: _ClassVar[int]
     RESERVED_FIELD_NUMBER: _ClassVar[int]
     ADOPTED_FIELD_NUMBER: _ClassVar[int]
+    CACHE_FIELD_NUMBER: _ClassVar[int]
     welcome: Welcome
     outputs: StepOutputs
     ended: Ended
@@ -99,7 +102,8 @@ class DecodeServiceAttachResponse(_message.Message):
     audit: AuditReport
     reserved: Reserved
     adopted: Adopted
-    def __init__(self, welcome: _Optional[_Union[Welcome, _Mapping]] = ..., outputs: _Optional[_Union[StepOutputs, _Mapping]] = ..., ended: _Optional[_Union[Ended, _Mapping]] = ..., load: _Optional[_Union[LoadReport, _Mapping]] = ..., audit: _Optional[_Union[AuditReport, _Mapping]] = ..., reserved: _Optional[_Union[Reserved, _Mapping]] = ..., adopted: _Optional[_Union[Adopted, _Mapping]] = ...) -> None: ...
+    cache: CacheEvents
+    def __init__(self, welcome: _Optional[_Union[Welcome, _Mapping]] = ..., outputs: _Optional[_Union[StepOutputs, _Mapping]] = ..., ended: _Optional[_Union[Ended, _Mapping]] = ..., load: _Optional[_Union[LoadReport, _Mapping]] = ..., audit: _Optional[_Union[AuditReport, _Mapping]] = ..., reserved: _Optional[_Union[Reserved, _Mapping]] = ..., adopted: _Optional[_Union[Adopted, _Mapping]] = ..., cache: _Optional[_Union[CacheEvents, _Mapping]] = ...) -> None: ...
 
 class Hello(_message.Message):
     __slots__ = ("protocol_version", "gateway_id", "gateway_epoch")
@@ -112,7 +116,7 @@ class Hello(_message.Message):
     def __init__(self, protocol_version: _Optional[int] = ..., gateway_id: _Optional[str] = ..., gateway_epoch: _Optional[int] = ...) -> None: ...
 
 class Welcome(_message.Message):
-    __slots__ = ("protocol_version", "worker_id", "epoch", "layout_fingerprint", "kv_endpoints", "model_digest", "max_model_len", "vocab_size", "block_size", "total_blocks", "max_num_seqs", "eos_token_ids", "layout_fields")
+    __slots__ = ("protocol_version", "worker_id", "epoch", "layout_fingerprint", "kv_endpoints", "model_digest", "max_model_len", "vocab_size", "block_size", "total_blocks", "max_num_seqs", "eos_token_ids", "layout_fields", "ticket_key_check")
     PROTOCOL_VERSION_FIELD_NUMBER: _ClassVar[int]
     WORKER_ID_FIELD_NUMBER: _ClassVar[int]
     EPOCH_FIELD_NUMBER: _ClassVar[int]
@@ -126,6 +130,7 @@ class Welcome(_message.Message):
     MAX_NUM_SEQS_FIELD_NUMBER: _ClassVar[int]
     EOS_TOKEN_IDS_FIELD_NUMBER: _ClassVar[int]
     LAYOUT_FIELDS_FIELD_NUMBER: _ClassVar[int]
+    TICKET_KEY_CHECK_FIELD_NUMBER: _ClassVar[int]
     protocol_version: int
     worker_id: str
     epoch: int
@@ -139,7 +144,8 @@ class Welcome(_message.Message):
     max_num_seqs: int
     eos_token_ids: _containers.RepeatedScalarFieldContainer[int]
     layout_fields: _containers.RepeatedCompositeFieldContainer[LayoutField]
-    def __init__(self, protocol_version: _Optional[int] = ..., worker_id: _Optional[str] = ..., epoch: _Optional[int] = ..., layout_fingerprint: _Optional[bytes] = ..., kv_endpoints: _Optional[_Iterable[str]] = ..., model_digest: _Optional[str] = ..., max_model_len: _Optional[int] = ..., vocab_size: _Optional[int] = ..., block_size: _Optional[int] = ..., total_blocks: _Optional[int] = ..., max_num_seqs: _Optional[int] = ..., eos_token_ids: _Optional[_Iterable[int]] = ..., layout_fields: _Optional[_Iterable[_Union[LayoutField, _Mapping]]] = ...) -> None: ...
+    ticket_key_check: bytes
+    def __init__(self, protocol_version: _Optional[int] = ..., worker_id: _Optional[str] = ..., epoch: _Optional[int] = ..., layout_fingerprint: _Optional[bytes] = ..., kv_endpoints: _Optional[_Iterable[str]] = ..., model_digest: _Optional[str] = ..., max_model_len: _Optional[int] = ..., vocab_size: _Optional[int] = ..., block_size: _Optional[int] = ..., total_blocks: _Optional[int] = ..., max_num_seqs: _Optional[int] = ..., eos_token_ids: _Optional[_Iterable[int]] = ..., layout_fields: _Optional[_Iterable[_Union[LayoutField, _Mapping]]] = ..., ticket_key_check: _Optional[bytes] = ...) -> None: ...
 
 class LayoutField(_message.Message):
     __slots__ = ("name", "value")
@@ -306,6 +312,18 @@ class LoadReport(_message.Message):
     finished_sequences: int
     draining: bool
     def __init__(self, step: _Optional[int] = ..., running_sequences: _Optional[int] = ..., waiting_sequences: _Optional[int] = ..., waiting_tokens: _Optional[int] = ..., free_blocks: _Optional[int] = ..., total_blocks: _Optional[int] = ..., finished_sequences: _Optional[int] = ..., draining: _Optional[bool] = ...) -> None: ...
+
+class CacheEvents(_message.Message):
+    __slots__ = ("sequence", "snapshot", "added", "removed")
+    SEQUENCE_FIELD_NUMBER: _ClassVar[int]
+    SNAPSHOT_FIELD_NUMBER: _ClassVar[int]
+    ADDED_FIELD_NUMBER: _ClassVar[int]
+    REMOVED_FIELD_NUMBER: _ClassVar[int]
+    sequence: int
+    snapshot: bool
+    added: bytes
+    removed: bytes
+    def __init__(self, sequence: _Optional[int] = ..., snapshot: _Optional[bool] = ..., added: _Optional[bytes] = ..., removed: _Optional[bytes] = ...) -> None: ...
 
 class AuditQuery(_message.Message):
     __slots__ = ("query_id",)
