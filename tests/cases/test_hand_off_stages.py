@@ -164,9 +164,8 @@ def wish(prompt, count, at=STARTED_S, **changes):
 
 def world_of(deadline_s=None):
     """A request that queues at the decode worker behind another one. The workers are slower than the gateway."""
-    other = wish(PROMPT, 19)
-    late = wish(PROMPT, COUNT, STARTED_S + 0.004, deadline_s=deadline_s, salt="its own")
-    scenario = quiet([other, late], seats=1, budget_tokens=CHUNK_TOKENS)
+    other, late = wish(PROMPT[::-1], 19), wish(PROMPT, COUNT, STARTED_S + 0.004, deadline_s=deadline_s)
+    scenario = quiet([other, late], blocks=8, headroom=1.0, budget_tokens=CHUNK_TOKENS)
     return World(replace(scenario, lags_s={"p0": 0.004, "d0": 0.004, "g0": 0.0002}))
 
 
