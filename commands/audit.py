@@ -66,3 +66,6 @@ def _ledger_violations(ledger: pb.WorkerLedger, live_requests: int) -> Iterator[
         yield f"{name}: {ledger.owned_blocks} blocks are owned, though nothing is live"
     if live_requests == 0 and ledger.promised_blocks:
         yield f"{name}: {ledger.promised_blocks} blocks are promised, though nothing is live"
+    swapped = sum(owner.blocks for owner in ledger.owners if owner.kind == "swapped")
+    if live_requests == 0 and swapped:
+        yield f"{name}: {swapped} blocks are swapped out, though nothing is live"

@@ -43,6 +43,7 @@ class Generation:
     include_special_tokens: bool = False
     request_id: str = ""
     cache_salt: str = ""
+    priority: int = 0
     timeout_s: float | None = None
 
 

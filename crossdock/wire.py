@@ -61,6 +61,7 @@ def spec(prompt: Prompt, how: Generation) -> pb.GenerationSpec:
         ),
         request_id=how.request_id,
         cache_salt=how.cache_salt,
+        priority=how.priority,
     )
 
 

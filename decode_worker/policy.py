@@ -1,38 +1,75 @@
-"""Who decodes in the next step, and who is let in.
+"""Who decodes in the next step, who is given up when blocks are short, and who is let in.
 
-Every sequence that has one token left to compute gets it, each step: generation never waits for a prompt. What is
-left of the step's budget goes to prompts that are computed here, oldest first.
+Every sequence that has one token left to compute gets it, each step, as long as blocks last: generation never waits for
+a prompt, and those that run go before new ones. What is left of the step's budget goes to prompts that are computed
+here, the first that arrived first; a step full of generation leaves them a token, so that they get on.
 """
 
-from dataclasses import dataclass
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
 
 from engine.policy import Plan, SequenceView, View, Work
-from engine.scheduling.admission import fits
+from engine.scheduling.admission import Room, fits
 from engine.scheduling.budget import TokenBudget
+from engine.scheduling.victim import victims
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DecodePolicy:
-    """budget_tokens: per step. seats: sequences that may run at once; reservations take seats too.
-    passing_s: how long the first that does not fit may be passed by others."""
+    """budget_tokens: per step. seats: sequences that may run at once; reservations and those that were swapped out take
+    seats too. passing_s: how long the first that does not fit may be passed by others."""
 
     budget_tokens: int
     seats: int
     passing_s: float = 2.0
 
     def plan(self, view: View, now: float) -> Plan:
-        generating = [one for one in view.running if one.uncomputed == 1]
-        reading = [one for one in view.running if one.uncomputed > 1]
-        started = fits(
-            view.waiting, view.available_blocks, self.seats - len(view.running), now, self.passing_s
-        )
-        budget = TokenBudget(max(0, self.budget_tokens - len(generating)))
-        work = [Work(id=one.id, count=1) for one in generating]
+        generating = _by_arrival(one for one in view.running if one.uncomputed == 1)
+        reading = _by_arrival(one for one in view.running if one.uncomputed > 1)
+        missing = sum(one.blocks_to_continue for one in generating) - view.available_blocks
+        given_up = victims(generating, missing) if missing > 0 else []
+        free = view.available_blocks + sum(one.blocks_freed for one in given_up)
+        going = _while_blocks_last((one for one in generating if one not in given_up), free)
+        back, started = ([], []) if missing > 0 else self._entering(view, now)
+        work = [Work(id=one.id, count=1) for one in (*going, *back)]
+        budget = TokenBudget(max(1, self.budget_tokens - len(work)))
         prompts = (Work(id=one.id, count=budget.take(one.uncomputed)) for one in (*reading, *started))
-        return Plan(work=(*work, *(each for each in prompts if each.count > 0)))
+        return Plan(
+            work=(*work, *(each for each in prompts if each.count > 0)),
+            preempt=tuple(one.id for one in given_up),
+        )
 
-    def grant(
-        self, asking: tuple[SequenceView, ...], *, available_blocks: int, taken_seats: int, now: float
-    ) -> tuple[SequenceView, ...]:
-        """Which of the reservations that ask, in order of arrival, get their blocks and a seat now."""
-        return tuple(fits(asking, available_blocks, self.seats - taken_seats, now, self.passing_s))
+    def grant(self, asking: tuple[SequenceView, ...], *, room: Room, now: float) -> tuple[SequenceView, ...]:
+        """Which of the reservations that ask get what they need to start and a seat now. room: without what waits to
+        come back from host memory."""
+        return tuple(fits(_by_arrival(asking), room, now, self.passing_s))
+
+    def _entering(self, view: View, now: float) -> tuple[list[SequenceView], list[SequenceView]]:
+        """Those that come back, and when all have come back those that start."""
+        needed = sum(one.blocks_to_continue for one in view.running)
+        room = Room(
+            free_blocks=view.available_blocks - needed,
+            seats=len(view.swapped),
+            growing_blocks=sum(one.blocks_to_end for one in view.running),
+            headroom=view.headroom,
+        )
+        back = fits(_by_arrival(view.swapped), room, now, self.passing_s)
+        if len(back) < len(view.swapped):
+            return back, []
+        for one in back:
+            room = room.without(one)
+        room = replace(room, seats=self.seats - len(view.running) - len(view.swapped))
+        return back, fits(_by_arrival(view.waiting), room, now, self.passing_s)
+
+
+def _by_arrival(views: Iterable[SequenceView]) -> list[SequenceView]:
+    return sorted(views, key=lambda one: (one.arrived, one.id))
+
+
+def _while_blocks_last(views: Iterable[SequenceView], free_blocks: int) -> list[SequenceView]:
+    going = []
+    for one in views:
+        if one.blocks_to_continue <= free_blocks:
+            free_blocks -= one.blocks_to_continue
+            going.append(one)
+    return going

@@ -15,6 +15,7 @@ from engine.cache.coming import Coming
 from engine.cache.prefix_chain import PrefixChain, PrefixLink
 from engine.errors import IllegalTransition
 from engine.policy import SequenceView
+from engine.scheduling.admission import blocks_at_start
 from engine.sequence import SequenceId
 from kvtransfer.ticket import Ticket
 from service.orders import SequenceOrder
@@ -56,15 +57,16 @@ RESERVATION_TRANSITIONS: Mapping[tuple[ReservationState, ReservationEvent], Rese
 
 @dataclass(slots=True, kw_only=True)
 class Reservation:
-    """blocks_max: blocks the sequence can ever need here. chain: names its prefixes. asked: seconds on the worker's
-    clock. ticket: as the gateway minted it, from the grant on without the blocks that are here already."""
+    """blocks_max: blocks the sequence can ever need here. chain: names its prefixes. arrived: seconds on the worker's
+    clock, in the past for what has waited elsewhere. ticket: as the gateway minted it, from the grant on without the
+    blocks that are here already."""
 
     gateway: str
     order: SequenceOrder
     ticket: Ticket
     blocks_max: int
     chain: PrefixChain
-    asked: float
+    arrived: float
     state: ReservationState = ReservationState.ASKING
     credit: Credit | None = None
     table: BlockTable | None = None
@@ -84,6 +86,11 @@ class Reservation:
         """Of all full blocks that the hand-off would fill."""
         tokens = self.order.token_ids
         return self.chain.links(tokens, 0, self.chain.full_blocks(len(tokens)))
+
+    def blocks_to_start(self) -> int:
+        """Blocks that it must have or be promised before anything is computed for it."""
+        known = self.chain.blocks_for(len(self.order.token_ids))
+        return blocks_at_start(known, self.blocks_max, self.order.preemptions)
 
     def owner(self) -> Owner:
         return Owner(OwnerKind.RESERVATION, self.order.key.request_id)
@@ -112,6 +119,15 @@ class Reservations:
         pending = (ReservationState.GRANTED, ReservationState.BOUND)
         return sum(each.state in pending for each in self._reservations.values())
 
+    def growing_blocks(self) -> int:
+        """Blocks that those with a seat may come to need and that nobody promised them."""
+        pending = (ReservationState.GRANTED, ReservationState.BOUND)
+        return sum(
+            each.blocks_max - each.blocks_to_start()
+            for each in self._reservations.values()
+            if each.state in pending
+        )
+
     def ask(self, reservation: Reservation) -> None:
         assert reservation.ticket.ticket_id not in self._reservations
         self._reservations[reservation.ticket.ticket_id] = reservation
@@ -124,8 +140,9 @@ class Reservations:
             id=reservation.id(),
             uncomputed=known - reservation.chain.tokens_in(match.blocks),
             length=known,
-            blocks_to_start=reservation.blocks_max - match.owned,
-            arrived=reservation.asked,
+            blocks_to_start=reservation.blocks_to_start() - match.owned,
+            blocks_to_end=reservation.blocks_max - reservation.blocks_to_start(),
+            arrived=reservation.arrived,
             coming=reservation.chain.tokens_in(self._coming.count(links[match.blocks :])),
         )
 
@@ -135,13 +152,14 @@ class Reservations:
         return replace(reservation.ticket, first_block=self._pool.match(reservation.links()).blocks)
 
     def grant(self, ticket_id: bytes) -> Reservation:
-        """Keep what is cached, and promise the other blocks. The caller has checked that they are available."""
+        """Keep what is cached, and promise the other blocks that it needs to start. The caller has checked that they
+        are available."""
         reservation = self._reservations[ticket_id]
         reservation.advance(ReservationEvent.GRANT)
         links = reservation.links()
         reservation.table = self._pool.share(reservation.owner(), links)
         held = len(reservation.table)
-        reservation.credit = self._pool.grant(reservation.owner(), reservation.blocks_max - held)
+        reservation.credit = self._pool.grant(reservation.owner(), reservation.blocks_to_start() - held)
         reservation.ticket = replace(reservation.ticket, first_block=held)
         self._coming.announce(ticket_id, links[held:])
         return reservation

@@ -12,7 +12,8 @@ from decode_worker.reservations import Reservation, Reservations, ReservationSta
 from engine.cache.block_pool import Ledger
 from engine.cache.kv_cache import KVCache
 from engine.core import EngineCore, Output, StepResult
-from engine.sequence import EndReason, SamplingParams, Sequence, SequenceId, StopRules
+from engine.scheduling.admission import Room
+from engine.sequence import EndReason, SamplingParams, Sequence, SequenceId, State, StopRules
 from kvtransfer.errors import Overloaded, Reason, TicketRefused
 from kvtransfer.events import Closed, Failed, Opened, Received, TargetEvent
 from kvtransfer.target_endpoint import TransferTarget
@@ -101,6 +102,9 @@ class DecodeWorker:
         self._books.deliver(computed)
         for output in result.outputs:
             self._token(output)
+        for sequence in result.preempted:
+            if sequence.state is State.DETACHED:
+                self._give_back(sequence)
         self._grant()
 
     def on_transfer(self, event: TargetEvent) -> None:
@@ -124,7 +128,7 @@ class DecodeWorker:
                 self._grant()
 
     def ledger(self) -> Ledger:
-        return self._core.pool.ledger()
+        return self._core.ledger()
 
     def tokens(self) -> TokenCounts:
         return self._books.counts(live=0)
@@ -132,9 +136,10 @@ class DecodeWorker:
     def load(self, step: int) -> WorkerLoad:
         view = self._core.view()
         asking = self._reservations.asking()
+        seats = len(self._running) + self._reservations.seats()
         return WorkerLoad(
             step=step,
-            running_sequences=len(view.running) + self._reservations.seats(),
+            running_sequences=seats,
             waiting_sequences=len(asking) + len(view.waiting),
             waiting_tokens=sum(one.uncomputed for one in view.waiting),
             free_blocks=view.available_blocks,
@@ -158,8 +163,9 @@ class DecodeWorker:
             raise TicketRefused(Reason.SPENT, "in use")
         for key in older:
             self.cancel(gateway, key)
-        if len(self._reservations.asking()) >= self._queue_requests_max:
-            raise Overloaded(f"{self._queue_requests_max} requests are queued")
+        queue_requests_max = self._queue_requests_max * (2 if order.preemptions else 1)
+        if len(self._reservations.asking()) >= queue_requests_max:
+            raise Overloaded(f"{queue_requests_max} requests are queued")
         self._reservations.ask(
             Reservation(
                 gateway=gateway,
@@ -167,7 +173,7 @@ class DecodeWorker:
                 ticket=ticket,
                 blocks_max=self._cache.layout.blocks_for(order.length_limit() - 1),
                 chain=self._core.chain(order.cache_scope),
-                asked=self._clock(),
+                arrived=order.arrived(self._clock()),
             )
         )
         self._tickets[order.key] = ticket.ticket_id
@@ -176,19 +182,24 @@ class DecodeWorker:
         """Give blocks and seats to those the policy chooses, and tell their gateways. What shares a prefix with another
         that is granted here waits for it: the policy could not know yet that it is coming."""
         asking = self._reservations.asking()
-        if not asking:
+        if not asking or self._core.swapping():
             return
         granted = self._policy.grant(
-            tuple(map(self._reservations.view, asking)),
-            available_blocks=self._core.pool.available,
-            taken_seats=len(self._running) + self._reservations.seats(),
-            now=self._clock(),
+            tuple(map(self._reservations.view, asking)), room=self._room(), now=self._clock()
         )
         coming = {view.id: view.coming for view in granted}
         for reservation in asking:
             name = reservation.id()
             if name in coming and self._reservations.view(reservation).coming <= coming[name]:
                 self._grant_one(reservation)
+
+    def _room(self) -> Room:
+        return Room(
+            free_blocks=self._core.pool.available,
+            seats=self._policy.seats - len(self._running) - self._reservations.seats(),
+            growing_blocks=self._core.growing_blocks() + self._reservations.growing_blocks(),
+            headroom=self._core.headroom,
+        )
 
     def _grant_one(self, reservation: Reservation) -> None:
         key, ticket_id = reservation.order.key, reservation.ticket.ticket_id
@@ -221,7 +232,7 @@ class DecodeWorker:
             self._tell(reservation.gateway, wrong)
             return
         table, credit = self._reservations.adopt(event.ticket_id)
-        sequence = _sequence(reservation, event.first_token, self._clock())
+        sequence = _sequence(reservation, event.first_token)
         sequence.computed, sequence.table, sequence.credit = event.num_tokens, table, credit
         self._core.adopt(sequence)
         del self._tickets[order.key]
@@ -247,6 +258,17 @@ class DecodeWorker:
             self._finished_sequences += 1
             self._end(order.key)
 
+    def _give_back(self, sequence: Sequence) -> None:
+        """It goes on elsewhere, or here when there is room again: its gateway has all that it takes."""
+        running = self._running.pop(_key(sequence.id))
+        ended = EndedReport(
+            key=running.order.key,
+            cause=EndCause.PREEMPTED,
+            detail="its blocks were needed",
+            preemptions=sequence.preemptions,
+        )
+        self._tell(running.gateway, ended)
+
     def _refuse(self, gateway: str, key: AttemptKey, error: Exception) -> None:
         self._tell(gateway, EndedReport(key=key, cause=_REFUSALS[type(error)], detail=str(error)))
 
@@ -258,9 +280,10 @@ class DecodeWorker:
         running = self._running.pop(key, None)
         if running is not None:
             sequence = self._core.detach(running.sequence.id)
-            assert sequence.credit is not None and sequence.table is not None
-            self._core.pool.waive(sequence.credit)
-            self._core.pool.release(sequence.table)
+            if sequence.credit is not None:
+                self._core.pool.waive(sequence.credit)
+            if sequence.table is not None:
+                self._core.pool.release(sequence.table)
 
     def _live(self) -> list[AttemptKey]:
         return [*self._tickets, *self._running]
@@ -281,7 +304,7 @@ _REFUSALS: dict[type[Exception], EndCause] = {
 _END = {EndReason.STOP: TokenEnd.STOP, EndReason.LENGTH: TokenEnd.LENGTH}
 
 
-def _sequence(reservation: Reservation, first_token: int, now: float) -> Sequence:
+def _sequence(reservation: Reservation, first_token: int) -> Sequence:
     """The prompt and its first token, which the source sampled."""
     order = reservation.order
     return Sequence(
@@ -301,8 +324,9 @@ def _sequence(reservation: Reservation, first_token: int, now: float) -> Sequenc
             min_length=order.prompt_tokens + order.min_tokens,
             stop_token_ids=order.stop_token_ids,
         ),
-        arrived=now,
+        arrived=reservation.arrived,
         chain=reservation.chain,
+        preemptions=order.preemptions,
     )
 
 

@@ -13,6 +13,7 @@ import torch
 from engine.cache.block_pool import BlockPool
 from engine.cache.kv_cache import KVCache
 from engine.cache.layout import KVLayout
+from engine.cache.swap_space import SwapSpace
 from engine.core import EngineCore
 from engine.errors import CapacityError
 from engine.kernels.select import choose_backend
@@ -51,6 +52,8 @@ class EngineFlags(Protocol):
     @property
     def kv_cache_memory_bytes(self) -> int | None: ...
     @property
+    def swap_space(self) -> int: ...
+    @property
     def enable_prefix_caching(self) -> bool: ...
 
 
@@ -59,7 +62,8 @@ class EngineWishes:
     """What an operator asked for. None: whatever is best here.
 
     dtype: of the weights; kv_dtype: of the cache. max_model_len: tokens. num_blocks goes before kv_bytes, and that
-    before kv_share, which is of the device's free memory, in (0, 1].
+    before kv_share, which is of the device's free memory, in (0, 1]. swap_bytes: of host memory for sequences that are
+    given up.
     """
 
     model: Path
@@ -70,6 +74,7 @@ class EngineWishes:
     block_size: int = 16
     num_blocks: int | None = None
     kv_bytes: int | None = None
+    swap_bytes: int = 0
     kv_share: float | None = None
     caching: bool = True
 
@@ -85,6 +90,7 @@ class EngineWishes:
             block_size=flags.block_size,
             num_blocks=flags.num_gpu_blocks_override,
             kv_bytes=flags.kv_cache_memory_bytes,
+            swap_bytes=flags.swap_space,
             kv_share=flags.gpu_memory_utilization,
             caching=flags.enable_prefix_caching,
         )
@@ -144,6 +150,7 @@ def assemble(wishes: EngineWishes, policy: Policy, *, memory_bytes: int) -> Engi
         sampler=Sampler(),
         policy=policy,
         caching=wishes.caching,
+        swap=_swap_space(wishes, cache),
     )
     return Engine(
         config=config,
@@ -167,6 +174,15 @@ def _read_config(wishes: EngineWishes) -> ModelConfig:
         limit = config.max_position
         raise CapacityError(f"max_model_len {wishes.max_model_len} is over the model's own limit, {limit}")
     return config
+
+
+def _swap_space(wishes: EngineWishes, cache: KVCache) -> SwapSpace | None:
+    if wishes.swap_bytes == 0:
+        return None
+    needed = cache.layout.block_bytes()
+    if wishes.swap_bytes < needed:
+        raise CapacityError(f"{wishes.swap_bytes} bytes of swap space hold no block of {needed} bytes")
+    return SwapSpace(cache, wishes.swap_bytes // needed)
 
 
 def _num_blocks(wishes: EngineWishes, layout: KVLayout, memory_bytes: int) -> int:

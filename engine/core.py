@@ -6,20 +6,21 @@ never asks who its caller is.
 """
 
 from collections.abc import Sequence as Ordered
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 
 from engine.batch import Batch, BatchItem, ModelRunner
-from engine.cache.block_pool import BlockPool, Match
-from engine.cache.block_table import Owner, OwnerKind
+from engine.cache.block_pool import BlockPool, Ledger
+from engine.cache.block_table import BlockTable, Owner, OwnerKind
 from engine.cache.coming import Coming
-from engine.cache.prefix_chain import PrefixChain, PrefixLink
-from engine.policy import Plan, Policy, SequenceView, View, Work
+from engine.cache.prefix_chain import PrefixChain
+from engine.cache.swap_space import SwapSpace
+from engine.policy import Plan, Policy, View, Work
 from engine.sampling import Sampled, Sampler, SampleRow
+from engine.scheduling.headroom import Headroom
 from engine.sequence import Event, Sequence, SequenceId, State
-
-NOTHING = Match(blocks=0, owned=0)
+from engine.views import SequenceViews
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -41,18 +42,21 @@ class Output:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StepResult:
-    """What one step did. Empty when the policy found nothing that can run now."""
+    """What one step did. Empty when the policy found nothing that can run now. preempted: given up; those that are
+    DETACHED are here no more and own nothing, the others come back by themselves."""
 
     progress: tuple[Progress, ...] = ()
     outputs: tuple[Output, ...] = ()
+    preempted: tuple[Sequence, ...] = ()
 
     def empty(self) -> bool:
-        return not self.progress
+        return not self.progress and not self.preempted
 
 
 class EngineCore:
     """Sequences in, tokens out. block_size: positions per block. caching: whether prefixes that are computed are kept
-    for others."""
+    for others. swap: host memory for those that are given up; without room in it they are given back to the caller.
+    headroom: to begin with."""
 
     def __init__(
         self,
@@ -63,6 +67,8 @@ class EngineCore:
         sampler: Sampler,
         policy: Policy,
         caching: bool = True,
+        swap: SwapSpace | None = None,
+        headroom: Headroom = Headroom(),  # noqa: B008 (a value)
     ) -> None:
         self.pool = pool
         self._block_size = block_size
@@ -70,10 +76,14 @@ class EngineCore:
         self._sampler = sampler
         self._policy = policy
         self._caching = caching
+        self._swap = swap
+        self._headroom = headroom
         self._waiting: dict[SequenceId, Sequence] = {}
         self._running: dict[SequenceId, Sequence] = {}
+        self._swapped: dict[SequenceId, Sequence] = {}
         self._finished: dict[SequenceId, Sequence] = {}
         self._coming = Coming()
+        self._views = SequenceViews(pool, block_size, self._coming)
 
     def chain(self, scope: bytes) -> PrefixChain:
         """For a new sequence. scope: see `PrefixChain`."""
@@ -89,7 +99,7 @@ class EngineCore:
         """Take a sequence with its table, its credit and the KV of all tokens but the last already in place."""
         assert sequence.table is not None and sequence.credit is not None
         assert sequence.uncomputed() == 1, sequence.uncomputed()
-        assert len(sequence.table) >= self._blocks_for(sequence.computed)
+        assert len(sequence.table) >= self._views.blocks_for(sequence.computed)
         self._assert_new(sequence)
         sequence.advance(Event.START)
         self._running[sequence.id] = sequence
@@ -97,8 +107,10 @@ class EngineCore:
 
     def detach(self, sequence_id: SequenceId) -> Sequence:
         """Take a sequence out, in whatever state. The caller now answers for its table and its credit."""
-        for group in (self._waiting, self._running, self._finished):
+        for group in (self._waiting, self._running, self._swapped, self._finished):
             if sequence_id in group:
+                if group is self._swapped:
+                    self._swap_space().drop(sequence_id)
                 sequence = group.pop(sequence_id)
                 sequence.advance(Event.DETACH)
                 self._coming.drop(sequence_id)
@@ -106,24 +118,51 @@ class EngineCore:
         raise AssertionError(f"sequence {sequence_id} is not here")
 
     def idle(self) -> bool:
-        """Nothing waits and nothing runs."""
-        return not self._waiting and not self._running
+        """Nothing waits, nothing runs and nothing is swapped out."""
+        return not self._waiting and not self._running and not self._swapped
 
     def view(self) -> View:
         return View(
-            waiting=tuple(self._view_of(sequence) for sequence in self._waiting.values()),
-            running=tuple(self._view_of(sequence) for sequence in self._running.values()),
+            waiting=tuple(self._views.entering(sequence) for sequence in self._waiting.values()),
+            running=self._views.running(self._running.values()),
             available_blocks=self.pool.available,
+            swapped=tuple(self._views.entering(sequence) for sequence in self._swapped.values()),
+            headroom=self._headroom.share,
         )
+
+    def ledger(self) -> Ledger:
+        """The pool's, with what is in host memory: its owners, and what is wrong there."""
+        ledger = self.pool.ledger()
+        if self._swap is None:
+            return ledger
+        owners, violations = self._swap.owners(), self._swap.violations()
+        return replace(ledger, owners=(*ledger.owners, *owners), violations=(*ledger.violations, *violations))
+
+    def growing_blocks(self) -> int:
+        """Blocks that those that run may still come to need and that nobody promised them."""
+        return sum(self._views.growth(sequence) for sequence in self._running.values())
+
+    @property
+    def headroom(self) -> float:
+        """See `Headroom`."""
+        return self._headroom.share
+
+    def swapping(self) -> bool:
+        """Whether somebody waits to come back."""
+        return bool(self._swapped)
 
     def step(self, now: float) -> StepResult:
         """One round. Raises NonFiniteLogits for a model that computed no numbers."""
         view = self.view()
-        runs = self._prepare(self._policy.plan(view, now), view)
+        plan = self._policy.plan(view, now)
+        preempted = tuple(self._preempt(self._running[each]) for each in plan.preempt)
+        runs = self._prepare(plan, view)
+        if runs or preempted:
+            self._headroom = self._headroom.after_step(len(preempted))
         if not runs:
-            return StepResult()
+            return StepResult(preempted=preempted)
         logits = self._runner.run(Batch(items=tuple(self._item(sequence, count) for sequence, count in runs)))
-        return self._commit(runs, logits)
+        return replace(self._commit(runs, logits), preempted=preempted)
 
     def _prepare(self, plan: Plan, view: View) -> list[tuple[Sequence, int]]:
         """Check the plan, start what it starts, and bind the blocks that its work will write. What shares a prefix with
@@ -133,27 +172,74 @@ class EngineCore:
         return [
             (self._ready(work), work.count)
             for work in plan.work
-            if work.id not in coming or self._view_of(self._waiting[work.id]).coming <= coming[work.id]
+            if work.id not in coming or self._views.entering(self._waiting[work.id]).coming <= coming[work.id]
         ]
 
     def _ready(self, work: Work) -> Sequence:
-        sequence = self._running.get(work.id) or self._start(self._waiting[work.id])
+        sequence = self._running.get(work.id) or self._enter(work.id)
         assert 1 <= work.count <= sequence.uncomputed(), f"{work} of {sequence.uncomputed()}"
         assert sequence.table is not None and sequence.credit is not None
-        missing = self._blocks_for(sequence.computed + work.count) - len(sequence.table)
+        missing = self._views.blocks_for(sequence.computed + work.count) - len(sequence.table)
         if missing > 0:
-            self.pool.extend(sequence.table, missing, sequence.credit)
+            self._extend(sequence, missing)
         first = sequence.computed // self._block_size
         assert all(self.pool.writable(sequence.table, at) for at in range(first, len(sequence.table)))
         return sequence
 
-    def _start(self, sequence: Sequence) -> Sequence:
-        """Take what is cached, and promise all other blocks that the sequence can ever need: what has started can run
-        to its end."""
+    def _extend(self, sequence: Sequence, blocks: int) -> None:
+        """Blocks that were promised, then blocks that nobody has."""
+        assert sequence.table is not None and sequence.credit is not None
+        promised = min(blocks, sequence.credit.blocks)
+        self.pool.extend(sequence.table, promised, sequence.credit)
+        if promised < blocks:
+            credit = self.pool.grant(sequence.table.owner, blocks - promised)
+            self.pool.extend(sequence.table, blocks - promised, credit)
+            self.pool.waive(credit)
+
+    def _preempt(self, sequence: Sequence) -> Sequence:
+        """Give up its blocks. What is published of them stays cached as long as nobody needs the room."""
+        assert sequence.table is not None and sequence.credit is not None
+        assert sequence.uncomputed() == 1 and not sequence.steadfast(), f"{sequence.id} may not be given up"
+        sequence.advance(Event.PREEMPT)
+        sequence.preemptions += 1
+        del self._running[sequence.id]
+        self._coming.drop(sequence.id)
+        if self._swap is not None and self._swap.free >= len(sequence.table):
+            self._swap.store(sequence.id, sequence.table.ids())
+            self._swapped[sequence.id] = sequence
+        else:
+            sequence.advance(Event.DETACH)
+        self.pool.waive(sequence.credit)
+        self.pool.release(sequence.table)
+        sequence.table = sequence.credit = None
+        return sequence
+
+    def _enter(self, sequence_id: SequenceId) -> Sequence:
+        if sequence_id in self._swapped:
+            return self._resume(self._swapped[sequence_id])
+        return self._start(self._waiting[sequence_id])
+
+    def _resume(self, sequence: Sequence) -> Sequence:
+        """Take what is still cached of it, and copy the rest back."""
+        table = self._share(sequence)
+        shared = len(table)
+        self._extend(sequence, self._views.blocks_for(sequence.computed) - shared)
+        self._swap_space().restore(sequence.id, shared, table.ids()[shared:])
+        sequence.advance(Event.RESUME)
+        self._running[sequence.id] = self._swapped.pop(sequence.id)
+        self._publish(sequence, shared)
+        return sequence
+
+    def _share(self, sequence: Sequence) -> BlockTable:
+        """A table of what is cached, and a promise of what else it must have to run."""
         owner = Owner(OwnerKind.SEQUENCE, sequence.id[0])
-        sequence.table = self.pool.share(owner, self._usable_links(sequence))
-        shared = len(sequence.table)
-        sequence.credit = self.pool.grant(owner, self._blocks_for(sequence.positions_max()) - shared)
+        sequence.table = table = self.pool.share(owner, self._views.usable_links(sequence))
+        sequence.credit = self.pool.grant(owner, self._views.blocks_at_start(sequence) - len(table))
+        return table
+
+    def _start(self, sequence: Sequence) -> Sequence:
+        """Begin with what is cached."""
+        shared = len(self._share(sequence))
         sequence.computed = sequence.cached = shared * self._block_size
         full = len(sequence.tokens) // self._block_size
         self._coming.announce(sequence.id, sequence.chain.links(sequence.tokens, shared, full))
@@ -167,7 +253,7 @@ class EngineCore:
         return BatchItem(
             tokens=tuple(sequence.tokens[sequence.computed : end]),
             first_position=sequence.computed,
-            block_table=sequence.table.ids()[: self._blocks_for(end)],
+            block_table=sequence.table.ids()[: self._views.blocks_for(end)],
             wants_logits=end == len(sequence.tokens),
         )
 
@@ -194,10 +280,6 @@ class EngineCore:
             self.pool.publish(sequence.table, first, links)
             self._coming.settle(sequence.id, links)
 
-    def _usable_links(self, sequence: Sequence) -> list[PrefixLink]:
-        """What may come from the cache: not the last token, which is sampled from."""
-        return sequence.chain.links(sequence.tokens, 0, (len(sequence.tokens) - 1) // self._block_size)
-
     def _append(self, sequence: Sequence, sampled: Sampled) -> Output:
         sequence.append(sampled.token)
         if sequence.end_reason is not None:
@@ -205,24 +287,12 @@ class EngineCore:
             self._finished[sequence.id] = self._running.pop(sequence.id)
         return Output(sequence=sequence, position=len(sequence.tokens) - 1, sampled=sampled)
 
-    def _view_of(self, sequence: Sequence) -> SequenceView:
-        links = self._usable_links(sequence) if sequence.state is State.WAITING else []
-        match = self.pool.match(links) if links else NOTHING
-        needed = self._blocks_for(sequence.positions_max()) if sequence.state is State.WAITING else 0
-        return SequenceView(
-            id=sequence.id,
-            uncomputed=sequence.uncomputed() - match.blocks * self._block_size,
-            length=len(sequence.tokens),
-            blocks_to_start=needed - match.owned,
-            arrived=sequence.arrived,
-            coming=self._coming.count(links[match.blocks :]) * self._block_size,
-        )
-
-    def _blocks_for(self, tokens: int) -> int:
-        return -(-tokens // self._block_size)
+    def _swap_space(self) -> SwapSpace:
+        assert self._swap is not None
+        return self._swap
 
     def _assert_new(self, sequence: Sequence) -> None:
-        known = (self._waiting, self._running, self._finished)
+        known = (self._waiting, self._running, self._swapped, self._finished)
         assert not any(sequence.id in group for group in known), f"sequence {sequence.id} is here already"
 
 

@@ -14,9 +14,13 @@ from engine.sequence import SequenceId
 class SequenceView:
     """One sequence as a policy sees it. Counts are tokens and blocks; arrived is in seconds on the core's clock.
 
-    blocks_to_start: blocks that a waiting sequence must be promised before it starts, so that it can run to its
-    end; those that it shares with others are not among them. 0 for a sequence that is running. uncomputed: without
-    what is cached. coming: how many of these a running sequence is going to put into the cache.
+    blocks_to_start: blocks that one that waits, or comes back, must be promised; those that it shares with others are
+    not among them. blocks_to_continue: blocks that the next token of one that runs needs and that nobody promised it, 0
+    or 1. blocks_to_end: what may be needed beyond all these for the last token. uncomputed: without what is cached.
+    coming: how many of these a running sequence is going to put into the cache. steadfast: not to be given up.
+
+    blocks_freed, cost_to_resume: what giving it up would make available, and the tokens whose KV would then have to be
+    computed or copied again. Known when blocks are short: when those that run need more than are available.
     """
 
     id: SequenceId
@@ -25,16 +29,23 @@ class SequenceView:
     blocks_to_start: int
     arrived: float
     coming: int = 0
+    blocks_to_continue: int = 0
+    blocks_to_end: int = 0
+    blocks_freed: int = 0
+    cost_to_resume: int = 0
+    steadfast: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class View:
     """The engine between two steps, in order of arrival. available_blocks: owned by nobody and not promised to
-    anybody."""
+    anybody. swapped: given up, and kept in host memory. headroom: see `Headroom`."""
 
     waiting: tuple[SequenceView, ...]
     running: tuple[SequenceView, ...]
     available_blocks: int
+    swapped: tuple[SequenceView, ...] = ()
+    headroom: float = 0.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -47,9 +58,11 @@ class Work:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Plan:
-    """One step. A waiting sequence that gets work is started by it."""
+    """One step. What is given up for want of blocks goes first; it has no work. A waiting sequence that gets work is
+    started by it, and one that was swapped out comes back."""
 
     work: tuple[Work, ...]
+    preempt: tuple[SequenceId, ...] = ()
 
 
 class Policy(Protocol):

@@ -17,6 +17,9 @@ from engine.errors import IllegalTransition
 SequenceId: TypeAlias = tuple[str, int, int]
 """(request id, attempt, choice)."""
 
+PREEMPTIONS_MAX = 2
+"""A sequence that was given up this often is promised all blocks that it can ever need, and is not given up again."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SamplingParams:
@@ -52,12 +55,16 @@ class StopRules:
 class State(Enum):
     WAITING = auto()
     RUNNING = auto()
+    PREEMPTED = auto()
+    """Given up for want of blocks: it has none."""
     FINISHED = auto()
     DETACHED = auto()
 
 
 class Event(Enum):
     START = auto()
+    PREEMPT = auto()
+    RESUME = auto()
     FINISH = auto()
     DETACH = auto()
 
@@ -65,6 +72,9 @@ class Event(Enum):
 TRANSITIONS: Mapping[tuple[State, Event], State] = {
     (State.WAITING, Event.START): State.RUNNING,
     (State.WAITING, Event.DETACH): State.DETACHED,
+    (State.RUNNING, Event.PREEMPT): State.PREEMPTED,
+    (State.PREEMPTED, Event.RESUME): State.RUNNING,
+    (State.PREEMPTED, Event.DETACH): State.DETACHED,
     (State.RUNNING, Event.FINISH): State.FINISHED,
     (State.RUNNING, Event.DETACH): State.DETACHED,
     (State.FINISHED, Event.DETACH): State.DETACHED,
@@ -82,8 +92,9 @@ class Sequence:
     """Known tokens, computed count, table, credit to grow by and state of one choice.
 
     computed: tokens whose KV is in the table, in [0, len(tokens)]. A sequence with one token left to compute
-    generates; one with more is still reading its prompt. arrived: seconds on the engine's clock. chain: names its
-    prefixes for the cache. cached: tokens that were found there when it started.
+    generates; one with more is still reading its prompt. arrived: seconds on the engine's clock, in the past for one
+    that has waited elsewhere; whoever arrived first goes first. chain: names its prefixes for the cache. cached: tokens
+    that were found there when it started. preemptions: how often it was given up, here or elsewhere.
     """
 
     id: SequenceId
@@ -94,6 +105,7 @@ class Sequence:
     chain: PrefixChain = field(default_factory=PrefixChain, compare=False)
     computed: int = 0
     cached: int = 0
+    preemptions: int = 0
     table: BlockTable | None = None
     credit: Credit | None = None
     state: State = field(default=State.WAITING)
@@ -109,6 +121,10 @@ class Sequence:
     def positions_max(self) -> int:
         """Positions whose KV can ever be needed: the last token's never is, unless it was given."""
         return max(len(self.tokens), self.stop.length_limit - 1)
+
+    def steadfast(self) -> bool:
+        """It was given up often enough."""
+        return self.preemptions >= PREEMPTIONS_MAX
 
     def uncomputed(self) -> int:
         """Tokens that are known but whose KV is not computed."""

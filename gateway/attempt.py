@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 
 from crossdock.worker.v1 import worker_pb2 as pb
 from gateway.journal import Divergence, Journal
-from gateway.lifecycle import LIVE, Happening, IllegalHappening, Phase, after
+from gateway.lifecycle import LIVE, OWNED_BY_TARGET, Happening, IllegalHappening, Phase, after
 from gateway.mailbox import DeadlinePassed, Delivery, Letter, Mailbox, WorkerLost
 from gateway.request import Token, TokenBatch
 from gateway.worker_pool import WorkerRecord
@@ -30,6 +30,14 @@ RETRY_AFTER_MS = 1000
 
 class AttemptLost(Exception):
     """This try will not end by itself, through no fault of the request. Another one can go on."""
+
+
+class AttemptPreempted(AttemptLost):
+    """The decode worker needed its blocks. times: how often that has happened to the request."""
+
+    def __init__(self, what: str, times: int) -> None:
+        super().__init__(what)
+        self.times = times
 
 
 class HandOffLost(AttemptLost):
@@ -174,10 +182,18 @@ class Attempt:
                 self._fail(sender, InternalFault("a worker refused what the gateway had accepted"))
             case EndCause.DEADLINE:
                 self._fail(sender, DeadlineExpired(TOO_LATE))
+            case EndCause.PREEMPTED if self._may_preempt(sender):
+                self._ended_by = sender
+                self._fail(sender, AttemptPreempted(f"{sender}: preempted", report.preemptions))
             case EndCause.TRANSFER_FAILED:
                 self._fail(sender, HandOffLost(_line(sender, report)))
             case _:
                 self._fail(sender, AttemptLost(_line(sender, report)))
+
+    def _may_preempt(self, sender: str) -> bool:
+        """Only whoever owns the sequence can give it up."""
+        owner = self._target.worker.address if self._target and self.phase in OWNED_BY_TARGET else None
+        return sender == owner
 
     def _fail(self, sender: str, failure: AttemptLost | ServiceError) -> None:
         """Something ended at a worker. Of no interest once it has said its last word here."""

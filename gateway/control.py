@@ -17,6 +17,7 @@ from service.errors import FieldViolation, InvalidRequest, Unauthorised
 
 AUDIT_TIMEOUT_S = 5.0
 _IN_FLIGHT = ("hold", "reservation")
+_SWAPPED = "swapped"
 _LOOPBACK_PEERS = ("ipv4:127.", "ipv6:[::1]", "ipv6:%5B::1%5D", "unix:")
 _STATES = {
     WorkerState.CONNECTING: pb.WORKER_STATE_CONNECTING,
@@ -112,7 +113,8 @@ def _status(role: pb.WorkerRole, worker: WorkerRecord) -> pb.WorkerStatus:
 
 def _in_use(ledger: pb.WorkerLedger) -> bool:
     """Whether blocks belong or are promised to anybody, or are locked away."""
-    return bool(ledger.owned_blocks or ledger.promised_blocks or ledger.quarantined_blocks)
+    held = ledger.owned_blocks or ledger.promised_blocks or ledger.quarantined_blocks
+    return bool(held or any(each.kind == _SWAPPED for each in ledger.owners))
 
 
 async def _ledger(role: pb.WorkerRole, worker: WorkerRecord) -> pb.WorkerLedger:

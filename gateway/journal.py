@@ -6,7 +6,7 @@ position once, without gap. Talks to nobody.
 
 from gateway.request import EndReason, Request, Token, TokenBatch
 from gateway.request_prefix import RequestPrefix
-from service.orders import AttemptKey, SequenceOrder
+from service.orders import AGE_MS_MAX, PREEMPTIONS_MAX, AttemptKey, SequenceOrder
 from service.reports import TokenEnd, TokenReport
 
 _ENDS = {TokenEnd.STOP: EndReason.STOP, TokenEnd.LENGTH: EndReason.LENGTH}
@@ -23,6 +23,7 @@ class Journal:
     def __init__(self, request: Request, wire_id: str, cache_scope: bytes = b"") -> None:
         self.request = request
         self._cache_scope = cache_scope
+        self._preemptions = 0
         self.prefix = RequestPrefix(cache_scope)
         self.wire_id = wire_id
         self._emitted: list[int] = []
@@ -45,6 +46,13 @@ class Journal:
         self._ahead.clear()
         self.prefix.grow(self._known_tokens())
 
+    def preempted(self, times: int) -> bool:
+        """A worker gave the sequence up, for the so manieth time. False for one that had no right to."""
+        if self._preemptions >= PREEMPTIONS_MAX:
+            return False
+        self._preemptions = min(max(times, self._preemptions + 1), PREEMPTIONS_MAX)
+        return True
+
     def take(self, report: TokenReport) -> TokenBatch:
         """Enter a token; the batch holds what became consecutive by it, possibly nothing.
 
@@ -58,8 +66,8 @@ class Journal:
             self._ahead[report.position] = report
         return self._consecutive()
 
-    def order(self, attempt: int, time_left_ms: int | None) -> SequenceOrder:
-        """What a worker needs to go on from here."""
+    def order(self, attempt: int, time_left_ms: int | None, age_ms: int = 0) -> SequenceOrder:
+        """What a worker needs to go on from here. age_ms: since the request was accepted."""
         request = self.request
         return SequenceOrder(
             key=AttemptKey(request_id=self.wire_id, attempt=attempt),
@@ -77,6 +85,9 @@ class Journal:
             logprobs=request.sampling.logprobs,
             time_left_ms=time_left_ms,
             cache_scope=self._cache_scope,
+            preemptions=self._preemptions,
+            age_ms=min(age_ms, AGE_MS_MAX),
+            priority=request.priority,
         )
 
     def _known_tokens(self) -> tuple[int, ...]:

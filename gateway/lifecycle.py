@@ -62,6 +62,9 @@ PHASES: Mapping[tuple[Phase, Happening], Phase] = {
 """What may happen in which phase. The two workers' streams are not ordered between each other, so the decode
 worker's words can arrive before the prefill worker's first token."""
 
+OWNED_BY_TARGET = frozenset({Phase.ADOPTED, Phase.DECODING})
+"""Where the decode worker may give the sequence up."""
+
 LIVE = frozenset(Phase) - {Phase.DONE, Phase.LOST}
 
 

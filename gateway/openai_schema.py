@@ -44,7 +44,6 @@ _OTHERS: Mapping[str, Collection[object]] = {
     "prompt_logprobs": (),
     "prompt_embeds": (),
     "truncate_prompt_tokens": (),
-    "priority": (0,),
     "kv_transfer_params": (),
     "chat_template": (),
     "chat_template_kwargs": ({},),
@@ -149,6 +148,7 @@ def _base(fields: JsonFields, max_tokens: int | None, *, begins: bool) -> infere
     return inference_pb2.GenerationSpec(
         model=fields.text("model") or "",
         cache_salt=fields.text("cache_salt") or "",
+        priority=fields.integer("priority") or 0,
         sampling=inference_pb2.SamplingParams(
             temperature=fields.number("temperature"),
             top_p=fields.number("top_p"),

@@ -13,7 +13,7 @@ import structlog
 
 from engine.cache.prefix_chain import prefix_scope
 from gateway.admission import Admission
-from gateway.attempt import TOO_LATE, Attempt, AttemptLost, HandOffLost, Target
+from gateway.attempt import TOO_LATE, Attempt, AttemptLost, AttemptPreempted, HandOffLost, Target
 from gateway.broken_pairs import BrokenPairs
 from gateway.journal import Journal
 from gateway.mailbox import DeadlinePassed, Mailbox
@@ -26,7 +26,7 @@ from service.errors import DeadlineExpired, Unavailable
 from service.orders import SequenceOrder
 
 ATTEMPTS_MAX = 4
-"""The first one and three more."""
+"""The first one and three more; those that a worker gave up for want of blocks are not counted."""
 LEASE_MS = 3_000
 REROUTE_WAIT_S = 10.0
 
@@ -84,27 +84,32 @@ class Orchestrator:
         with self._admission.enter():
             wire_id = f"{self._wire_prefix}{next(self._numbers)}"
             journal = Journal(request, wire_id, self._cache_scope(request))
+            accepted = self._clock()
             tried: list[Route] = []
-            for number in range(1, ATTEMPTS_MAX + 1):
+            for number in count(1):
                 try:
-                    async with aclosing(self._follow(journal, number, tried)) as batches:
+                    async with aclosing(self._follow(journal, number, tried, accepted)) as batches:
                         async for batch in batches:
                             yield batch
                     return
                 except AttemptLost as lost:
+                    if isinstance(lost, AttemptPreempted) and journal.preempted(lost.times):
+                        tried.pop()  # nothing is wrong with it, and much of the answer is cached there
+                        continue
                     structlog.get_logger().warning(
                         "attempt lost", request_id=request.id, attempt=number, why=str(lost)
                     )
-                    if number == ATTEMPTS_MAX:
+                    if len(tried) == ATTEMPTS_MAX:
                         raise Unavailable("every attempt was lost", reason="ATTEMPTS_LOST") from lost
 
     async def _follow(
-        self, journal: Journal, number: int, tried: list[Route]
+        self, journal: Journal, number: int, tried: list[Route], accepted: float
     ) -> AsyncGenerator[TokenBatch, None]:
-        """One attempt, from where the journal stands. Raises AttemptLost when another one should go on."""
+        """One attempt, from where the journal stands, whose route is the last of `tried` then. Raises AttemptLost when
+        another one should go on."""
         route = await self._route(journal, number, tried)
         tried.append(route)
-        attempt = self._attempt(journal, number, route)
+        attempt = self._attempt(journal, number, route, accepted)
         alarm = self._set_alarm(journal.request, attempt.mailbox)
         try:
             attempt.begin()
@@ -157,8 +162,9 @@ class Orchestrator:
             self._scope_key, model=request.model, tenant=request.tenant, salt=request.cache_salt
         )
 
-    def _attempt(self, journal: Journal, number: int, route: Route) -> Attempt:
-        order = journal.order(number, self._time_left_ms(journal.request))
+    def _attempt(self, journal: Journal, number: int, route: Route, accepted: float) -> Attempt:
+        age_ms = max(0, int((self._clock() - accepted) * 1000))
+        order = journal.order(number, self._time_left_ms(journal.request), age_ms)
         prefill = self._prefills.take(route.prefill)
         self._broken.begin(route, self._clock())
         target = None

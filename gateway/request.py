@@ -50,7 +50,7 @@ class Stop:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Request:
     """deadline: seconds on the gateway's monotonic clock, None for none. tenant: who asks, as the gateway knows it and
-    not as the client says; cached prefixes are shared within a tenant and cache_salt only."""
+    not as the client says; cached prefixes are shared within a tenant and cache_salt only. priority: lower first."""
 
     id: str
     model: str
@@ -61,6 +61,7 @@ class Request:
     deadline: float | None
     tenant: str = ""
     cache_salt: str = ""
+    priority: int = 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -13,6 +13,7 @@ from gateway import prompt
 from gateway.request import ModelCard, Request, Sampling, Stop
 from gateway.tokenizer import Tokenizer
 from service.errors import DeadlineExpired, FieldViolation, ModelNotFound
+from service.orders import PRIORITY_MAX
 
 LOGPROBS_MAX = 20
 MODEL_BYTES_MAX = 256
@@ -54,6 +55,7 @@ def accept(
         include_special_tokens=spec.output.include_special_tokens,
         deadline=None if time_left_s is None else now + time_left_s,
         cache_salt=spec.cache_salt,
+        priority=spec.priority,
     )
 
 
@@ -108,6 +110,8 @@ def _broken_rules(spec: inference_pb2.GenerationSpec, card: ModelCard) -> Iterat
         yield FieldViolation(field="request_id", description=rule)
     if len(spec.cache_salt.encode()) > CACHE_SALT_BYTES_MAX:
         yield FieldViolation(field="cache_salt", description=f"at most {CACHE_SALT_BYTES_MAX} bytes")
+    if abs(spec.priority) > PRIORITY_MAX:
+        yield FieldViolation(field="priority", description=f"must be in [-{PRIORITY_MAX}, {PRIORITY_MAX}]")
     yield from _broken_stops(spec.stop, card)
 
 

@@ -8,7 +8,7 @@ its blocks are promised to its end.
 from dataclasses import dataclass
 
 from engine.policy import Plan, View, Work
-from engine.scheduling.admission import fits
+from engine.scheduling.admission import Room, fits
 from engine.scheduling.budget import TokenBudget
 from engine.scheduling.ordering import by_aged_length
 
@@ -25,8 +25,8 @@ class PrefillPolicy:
 
     def plan(self, view: View, now: float) -> Plan:
         waiting = by_aged_length(view.waiting, now, self.ageing_tokens_per_s)
-        seats = self.seats - len(view.running)
-        started = fits(waiting, view.available_blocks, seats, now, self.passing_s)
+        room = Room(free_blocks=view.available_blocks, seats=self.seats - len(view.running))
+        started = fits(waiting, room, now, self.passing_s)
         budget = TokenBudget(self.budget_tokens)
         order = by_aged_length((*view.running, *started), now, self.ageing_tokens_per_s)
         work = (Work(id=one.id, count=budget.take(one.uncomputed)) for one in order)

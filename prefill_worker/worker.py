@@ -141,11 +141,12 @@ class PrefillWorker:
 
     def _start(self, gateway: str, order: SequenceOrder, hand_off: HandOff | None) -> None:
         """Raises TicketRefused or Overloaded, and then nothing has begun."""
-        if len(self._attempts) >= self._queue_requests_max:
-            raise Overloaded(f"{self._queue_requests_max} requests are queued")
+        queue_requests_max = self._queue_requests_max * (2 if order.preemptions else 1)
+        if len(self._attempts) >= queue_requests_max:
+            raise Overloaded(f"{queue_requests_max} requests are queued")
         if hand_off is not None and hand_off.ticket.ticket_id in self._holds:
             raise TicketRefused(Reason.SPENT, "its blocks are held")
-        sequence = _sequence(order, self._core.chain(order.cache_scope), self._clock())
+        sequence = _sequence(order, self._core.chain(order.cache_scope), order.arrived(self._clock()))
         attempt = Attempt(gateway=gateway, order=order, hand_off=hand_off, sequence=sequence)
         if hand_off is not None:
             ticket = hand_off.ticket
@@ -264,7 +265,7 @@ def _dialable(endpoints: tuple[str, ...]) -> bool:
     return 1 <= len(endpoints) <= ENDPOINTS_MAX and max(map(len, endpoints)) <= ENDPOINT_CHARS_MAX
 
 
-def _sequence(order: SequenceOrder, chain: PrefixChain, now: float) -> Sequence:
+def _sequence(order: SequenceOrder, chain: PrefixChain, arrived: float) -> Sequence:
     """The prompt and one token: what this worker does of an answer."""
     key = order.key
     return Sequence(
@@ -284,7 +285,8 @@ def _sequence(order: SequenceOrder, chain: PrefixChain, now: float) -> Sequence:
             min_length=order.prompt_tokens + order.min_tokens,
             stop_token_ids=order.stop_token_ids,
         ),
-        arrived=now,
+        arrived=arrived,
+        preemptions=order.preemptions,
         chain=chain,
     )
 

@@ -29,6 +29,7 @@ Dtype = Literal["auto", "float32", "bfloat16"]
 Port = Annotated[int, Field(ge=0, le=65535)]
 Tokens = Annotated[int, BeforeValidator(units.parse_count), Field(ge=1)]
 Bytes = Annotated[int, BeforeValidator(units.parse_bytes), Field(ge=1)]
+BytesOrNone = Annotated[int, BeforeValidator(units.parse_bytes), Field(ge=0)]
 Address = Annotated[str, AfterValidator(units.check_address)]
 Addresses = Annotated[tuple[Address, ...], BeforeValidator(units.parse_list)]
 KVEndpoint = Annotated[str, AfterValidator(units.check_kv_endpoint)]
@@ -93,6 +94,9 @@ class EngineOptions(ModelOptions):
         "default: a quarter for each, at most 2GiB",
     )
     kv_cache_memory_bytes: Bytes | None = Field(None, description="bytes for KV blocks, for example 2GiB")
+    swap_space: BytesOrNone = Field(
+        0, description="bytes of host memory for sequences whose blocks are needed, for example 4GiB; 0: none"
+    )
     enable_prefix_caching: bool = Field(True, description="keep computed prefixes for later requests")
     threads: int = Field(1, ge=1, description="cores that one worker computes on")
     seed: int = Field(0, description="of everything random that a request does not seed")

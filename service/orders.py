@@ -13,6 +13,12 @@ from service.errors import FieldViolation, InvalidRequest
 
 LOGPROBS_MAX = 20
 CACHE_SCOPE_BYTES_MAX = 64
+PRIORITY_MAX = 100
+PRIORITY_S = 5.0
+"""How many seconds of waiting one step of priority is worth."""
+AGE_MS_MAX = 86_400_000
+PREEMPTIONS_MAX = 2
+"""A request that was given up so often is promised all its blocks, and is not given up again."""
 STOP_TOKENS_MAX = 128
 REQUEST_ID_BYTES_MAX = 128
 
@@ -48,7 +54,8 @@ class SequenceOrder:
     """token_ids: prompt and what was already emitted; prompt_tokens: how many of them are the prompt.
 
     max_tokens, min_tokens: of the whole answer, counted from the prompt's end. time_left_ms: None for no deadline.
-    cache_scope: orders of one scope share cached prefixes; empty for none.
+    cache_scope: orders of one scope share cached prefixes; empty for none. preemptions: how often a worker gave the
+    request up. age_ms: since it was accepted. priority: in [-PRIORITY_MAX, PRIORITY_MAX], lower first.
     The other fields are as in engine.sequence.SamplingParams.
     """
 
@@ -67,6 +74,14 @@ class SequenceOrder:
     logprobs: int | None
     time_left_ms: int | None
     cache_scope: bytes = b""
+    preemptions: int = 0
+    age_ms: int = 0
+    priority: int = 0
+
+    def arrived(self, now: float) -> float:
+        """When it counts as having come, in seconds on the clock of `now`: whoever came first goes first. What has
+        waited elsewhere keeps its place, and a priority is so many seconds, so that nobody waits for ever."""
+        return now - self.age_ms / 1000 + self.priority * PRIORITY_S
 
     def length_limit(self) -> int:
         """Tokens in all at which the answer is complete."""
@@ -104,6 +119,9 @@ def to_spec(order: SequenceOrder) -> pb.SequenceSpec:
         logprobs=order.logprobs,
         time_left_ms=order.time_left_ms or 0,
         cache_scope=order.cache_scope,
+        preemptions=order.preemptions,
+        age_ms=order.age_ms,
+        priority=order.priority,
     )
 
 
@@ -125,6 +143,9 @@ def from_spec(spec: pb.SequenceSpec, limits: OrderLimits) -> SequenceOrder:
         logprobs=spec.logprobs if spec.HasField("logprobs") else None,
         time_left_ms=spec.time_left_ms or None,
         cache_scope=spec.cache_scope,
+        preemptions=spec.preemptions,
+        age_ms=spec.age_ms,
+        priority=spec.priority,
     )
     violations = _violations(order, limits)
     if violations:
@@ -160,6 +181,9 @@ def _violations(order: SequenceOrder, limits: OrderLimits) -> list[FieldViolatio
             len(order.cache_scope) <= CACHE_SCOPE_BYTES_MAX,
             f"at most {CACHE_SCOPE_BYTES_MAX} bytes",
         ),
+        ("preemptions", order.preemptions <= PREEMPTIONS_MAX, f"at most {PREEMPTIONS_MAX}"),
+        ("age_ms", order.age_ms <= AGE_MS_MAX, f"at most {AGE_MS_MAX}"),
+        ("priority", abs(order.priority) <= PRIORITY_MAX, f"in [-{PRIORITY_MAX}, {PRIORITY_MAX}]"),
         ("logprobs", (order.logprobs or 0) <= LOGPROBS_MAX, f"in [0, {LOGPROBS_MAX}]"),
     )
     return [FieldViolation(field=field, description=rule) for field, holds, rule in rules if not holds]

@@ -37,6 +37,8 @@ class EndCause(Enum):
     TRANSFER_FAILED = pb.END_CAUSE_TRANSFER_FAILED
     TICKET_REFUSED = pb.END_CAUSE_TICKET_REFUSED
     INTERNAL = pb.END_CAUSE_INTERNAL
+    PREEMPTED = pb.END_CAUSE_PREEMPTED
+    """Its blocks were needed. It can go on, here or elsewhere."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -55,11 +57,12 @@ class TokenReport:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EndedReport:
-    """detail: one line, without addresses or contents."""
+    """detail: one line, without addresses or contents. preemptions: of one that was given up, how often that was."""
 
     key: AttemptKey
     cause: EndCause
     detail: str
+    preemptions: int = 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -107,7 +110,11 @@ def decode(message: Response) -> list[Report]:
             return [_token_report(output) for output in message.outputs.outputs]
         case "ended":
             ended = message.ended
-            return [EndedReport(key=_key(ended), cause=_cause(ended.cause), detail=ended.detail)]
+            cause = _cause(ended.cause)
+            told = EndedReport(
+                key=_key(ended), cause=cause, detail=ended.detail, preemptions=ended.preemptions
+            )
+            return [told]
         case "reserved":
             assert isinstance(message, pb.DecodeServiceAttachResponse)
             return [ReservedReport(key=_key(message.reserved), blocks_held=message.reserved.blocks_held)]
@@ -149,7 +156,12 @@ def _field(report: Report) -> dict[str, pb.Ended | pb.Reserved | pb.Adopted | pb
     request_id, attempt = report.key.request_id, report.key.attempt
     match report:
         case EndedReport():
-            ended = pb.Ended(request_id=request_id, attempt=attempt, detail=report.detail)
+            ended = pb.Ended(
+                request_id=request_id,
+                attempt=attempt,
+                detail=report.detail,
+                preemptions=report.preemptions,
+            )
             ended.cause = report.cause.value
             return {"ended": ended}
         case ReservedReport():

@@ -149,6 +149,10 @@ class BlockPool:
         block = table.ids()[position]
         return self._references[block] == 1 and block not in self.index
 
+    def sole(self, table: BlockTable) -> int:
+        """How many blocks of a table are in no other: what its release makes available."""
+        return sum(self._references[block] == 1 for block in table.ids())
+
     def unshare(self, table: BlockTable, position: int, credit: Credit) -> tuple[int, int]:
         """Put a block of the table's own in place of one that is not `writable`. Returns (old, new); the caller has
         the bytes copied before either is written."""

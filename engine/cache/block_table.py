@@ -13,6 +13,7 @@ class OwnerKind(StrEnum):
     HOLD = "hold"
     RESERVATION = "reservation"
     QUARANTINE = "quarantine"
+    SWAPPED = "swapped"
 
 
 @dataclass(frozen=True, slots=True)

@@ -43,6 +43,9 @@ class PrefixChain:
     def full_blocks(self, tokens: int) -> int:
         return tokens // self._block_size
 
+    def blocks_for(self, tokens: int) -> int:
+        return -(-tokens // self._block_size)
+
     def tokens_in(self, blocks: int) -> int:
         return blocks * self._block_size
 

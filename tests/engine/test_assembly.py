@@ -120,6 +120,7 @@ def test_the_longest_sequence_is_bounded_by_the_model_the_operator_and_the_pool(
         ({}, BLOCK_BYTES, f"no block of {BLOCK_BYTES}"),
         ({"num_blocks": 7}, 7 * BLOCK_BYTES - 1, f"{7 * BLOCK_BYTES} bytes .* {7 * BLOCK_BYTES - 1}"),
         ({"kv_bytes": GIB + 1}, GIB, f"{GIB + 1} bytes .* {GIB}"),
+        ({"swap_bytes": 4}, GIB, f"4 bytes of swap space hold no block of {BLOCK_BYTES}"),
     ],
 )
 def test_what_the_device_cannot_hold_is_refused_with_the_sizes(engine_of, wishes, memory_bytes, said):
@@ -142,6 +143,7 @@ def test_flags_become_wishes():
         block_size=8,
         num_gpu_blocks_override=5,
         kv_cache_memory_bytes=6,
+        swap_space=7,
         gpu_memory_utilization=0.5,
         enable_prefix_caching=False,
     )
@@ -154,6 +156,7 @@ def test_flags_become_wishes():
         block_size=8,
         num_blocks=5,
         kv_bytes=6,
+        swap_bytes=7,
         kv_share=0.5,
         caching=False,
     )

@@ -1,16 +1,19 @@
 """The real model: one answer, to the bit, whatever else the engine does at the same time."""
 
 import random
+from dataclasses import replace
 
 import pytest
 import torch
 
 from decode_worker.policy import DecodePolicy
 from engine.assembly import EngineWishes, assemble
-from engine.sequence import SamplingParams, Sequence, StopRules
+from engine.sequence import SamplingParams, Sequence, State, StopRules
 from service.model_source import resolve_model
+from tests.fakes.forcing_policy import Forcing
 
 GREEDY = SamplingParams(logprobs=3)
+WISHES = EngineWishes(model=resolve_model("smollm2-135m-instruct"), max_model_len=512, num_blocks=256)
 SEEDED = SamplingParams(temperature=0.9, top_p=0.9, top_k=40, min_p=0.01, seed=123, logprobs=3)
 
 
@@ -20,13 +23,7 @@ def tokens_of(seed, length):
 
 def engine_of(dtype, budget_tokens, threads=1):
     policy = DecodePolicy(budget_tokens=budget_tokens, seats=64)
-    wishes = EngineWishes(
-        model=resolve_model("smollm2-135m-instruct"),
-        dtype=dtype,
-        threads=threads,
-        max_model_len=512,
-        num_blocks=256,
-    )
+    wishes = replace(WISHES, dtype=dtype, threads=threads)
     return assemble(wishes, policy, memory_bytes=4 << 30)
 
 
@@ -77,3 +74,35 @@ def test_two_threads_give_the_bits_of_one():
     one = answers(engine_of(torch.bfloat16, 256, threads=1), 64, crowd=4)
     two = answers(engine_of(torch.bfloat16, 256, threads=2), 64, crowd=4)
     assert two == one
+
+
+@pytest.mark.parametrize("swap_bytes", [0, 64 << 20], ids=["given back", "swapped"])
+def test_an_answer_that_is_given_up_and_resumed_is_the_same_to_the_bit(swap_bytes):
+    """At the edges of a block and within one; prompt and answer are read again as one prompt, or copied back."""
+    wishes = replace(WISHES, swap_bytes=swap_bytes)
+    engine = assemble(wishes, DecodePolicy(budget_tokens=256, seats=64), memory_bytes=4 << 30)
+    alone = answers(engine, budget_tokens=256, crowd=0)
+    for length in (131, 135, 139):
+        assert resumed(engine, length, GREEDY) == alone[0], length
+        assert resumed(engine, length, SEEDED) == alone[1], length
+
+
+def resumed(engine, length, sampling):
+    """What is sampled by a sequence that is given up when it has so many tokens."""
+    policy = engine.core._policy
+    engine.core._policy = Forcing(policy, length)
+    sequence = sequence_of("seeded", 130, 10, sampling)
+    engine.core.submit(sequence)
+    heard = []
+    while not engine.core.idle():
+        result = engine.core.step(0.0)
+        heard += [output.sampled for output in result.outputs]
+        for given_back in result.preempted:
+            if given_back.state is State.DETACHED:
+                sequence = replace(given_back, state=State.WAITING, computed=0)
+                engine.core.submit(sequence)
+    engine.core._policy = policy
+    assert sequence.preemptions == 1
+    engine.core.pool.waive(engine.core.detach(sequence.id).credit)
+    engine.core.pool.release(sequence.table)
+    return heard

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from engine.policy import SequenceView
-from engine.scheduling.admission import fits
+from engine.scheduling.admission import Room, fits
 from engine.scheduling.budget import TokenBudget
 from engine.scheduling.ordering import by_aged_length
 
@@ -144,7 +144,7 @@ def test_without_ageing_the_same_stream_starves_it():
     limit=st.sampled_from([0.0, 300.0, float("inf")]),
 )
 def test_what_is_admitted_fits_and_keeps_the_order(views, free, seats, limit):
-    admitted = fits(views, free, seats, 1000.0, limit)
+    admitted = fits(views, Room(free_blocks=free, seats=seats), 1000.0, limit)
     assert sum(each.blocks_to_start for each in admitted) <= free
     assert len(admitted) <= max(0, seats)
     places = [views.index(each) for each in admitted]
@@ -154,7 +154,7 @@ def test_what_is_admitted_fits_and_keeps_the_order(views, free, seats, limit):
 @given(views=VIEWS, free=st.integers(0, 100), seats=st.integers(0, 12))
 def test_nobody_is_left_out_who_could_start(views, free, seats):
     """With passing allowed for ever: whoever is not admitted had no seat or did not fit what was left."""
-    admitted = fits(views, free, seats, 1000.0, float("inf"))
+    admitted = fits(views, Room(free_blocks=free, seats=seats), 1000.0, float("inf"))
     left = free - sum(each.blocks_to_start for each in admitted)
     if len(admitted) < seats:
         assert all(each in admitted or each.blocks_to_start > left for each in views)
@@ -187,7 +187,7 @@ def test_admission_stops_at_blocks_seats_or_somebody_who_has_waited_too_long(
     blocks, free, seats, waited, expected
 ):
     views = [view(str(place), arrived=100.0 - waited, blocks=needed) for place, needed in enumerate(blocks)]
-    assert names(fits(views, free, seats, now=100.0, passing_limit_s=2.0)) == expected
+    assert names(fits(views, Room(free_blocks=free, seats=seats), now=100.0, passing_limit_s=2.0)) == expected
 
 
 def admit_with_small_arrivals(limit, steps, pool=10):
@@ -200,7 +200,7 @@ def admit_with_small_arrivals(limit, steps, pool=10):
         waiting.append(view(f"small{step}", arrived=now, blocks=2))
         running = [(ends, blocks) for ends, blocks in running if ends > now]
         free = pool - sum(blocks for _, blocks in running)
-        admitted = fits(waiting, free, 99, now, limit)
+        admitted = fits(waiting, Room(free_blocks=free, seats=99), now, limit)
         if "big" in names(admitted):
             return now
         waiting = [each for each in waiting if each not in admitted]

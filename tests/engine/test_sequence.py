@@ -8,6 +8,9 @@ from engine.sequence import TRANSITIONS, EndReason, Event, SamplingParams, Seque
 LEGAL = {
     ("WAITING", "START"): "RUNNING",
     ("WAITING", "DETACH"): "DETACHED",
+    ("RUNNING", "PREEMPT"): "PREEMPTED",
+    ("PREEMPTED", "RESUME"): "RUNNING",
+    ("PREEMPTED", "DETACH"): "DETACHED",
     ("RUNNING", "FINISH"): "FINISHED",
     ("RUNNING", "DETACH"): "DETACHED",
     ("FINISHED", "DETACH"): "DETACHED",

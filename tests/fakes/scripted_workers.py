@@ -42,7 +42,7 @@ def make_welcome(worker_id="w", **changes):
     return pb.Welcome(**{**fields, **changes})
 
 
-def make_request(prompt=(5, 6, 7), max_tokens=3, *, stop=(), deadline=None, **sampling):
+def make_request(prompt=(5, 6, 7), max_tokens=3, *, stop=(), deadline=None, priority=0, **sampling):
     values = {"temperature": 0.0, "top_p": 1.0, "top_k": 0, "min_p": 0.0, "seed": 1, "logprobs": None}
     return Request(
         id="named by the client",
@@ -54,6 +54,7 @@ def make_request(prompt=(5, 6, 7), max_tokens=3, *, stop=(), deadline=None, **sa
         ),
         include_special_tokens=False,
         deadline=deadline,
+        priority=priority,
     )
 
 

@@ -1,12 +1,13 @@
 """What an attempt asks of its two workers, and what it makes of all that they can say."""
 
 import itertools
+from dataclasses import replace
 from types import SimpleNamespace
 
 import pytest
 
 from gateway.attach import DECODE, PREFILL
-from gateway.attempt import Attempt, AttemptLost, HandOffLost, Target
+from gateway.attempt import Attempt, AttemptLost, AttemptPreempted, HandOffLost, Target
 from gateway.journal import Journal
 from gateway.lifecycle import LIVE, Phase
 from gateway.mailbox import DeadlinePassed, Delivery, WorkerLost
@@ -167,6 +168,7 @@ FAILURES = {
     EndCause.TRANSFER_FAILED: HandOffLost,
     EndCause.TICKET_REFUSED: AttemptLost,
     EndCause.INTERNAL: AttemptLost,
+    EndCause.PREEMPTED: AttemptLost,
 }
 
 
@@ -178,9 +180,20 @@ def test_an_end_at_a_worker_ends_the_attempt_unless_it_has_said_its_last_word(ph
         assert scene.attempt.phase is phase and scene.attempt.failure is None
         return
     assert scene.attempt.phase is Phase.LOST
-    assert type(scene.attempt.failure) is FAILURES[cause]
+    owns = sender == "d" and phase in (Phase.ADOPTED, Phase.DECODING)
+    given_up = cause is EndCause.PREEMPTED and owns
+    assert type(scene.attempt.failure) is (AttemptPreempted if given_up else FAILURES[cause])
     if cause in (EndCause.INVALID, EndCause.EXHAUSTED, EndCause.DEADLINE):
         assert "10.0.0.1" not in str(scene.attempt.failure), "a client sees no text of a worker"
+
+
+@pytest.mark.parametrize("phase", [Phase.ADOPTED, Phase.DECODING])
+def test_whoever_gives_a_sequence_up_says_how_often_and_needs_no_cancel(phase):
+    scene = Scene().reach(phase)
+    scene.tell("d", replace(scene.say.ended(EndCause.PREEMPTED), preemptions=2))
+    assert scene.attempt.failure.times == 2
+    scene.attempt.close()
+    assert scene.d.kinds()[-1] != "cancel"
 
 
 @pytest.mark.parametrize(("phase", "sender"), list(itertools.product(REACHABLE, "pd")))

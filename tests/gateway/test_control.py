@@ -146,6 +146,7 @@ async def test_the_status_shows_every_worker_and_what_it_is_said_to_do():
 
 EMPTY = {"total_blocks": 100, "free_blocks": 100}
 OWNER = worker_pb2.Owner(kind="hold", request_id="r", blocks=2)
+SWAPPED = worker_pb2.Owner(kind="swapped", request_id="r", blocks=3)
 OWNING = {"total_blocks": 100, "free_blocks": 98, "owned_blocks": 2, "owners": [OWNER]}
 
 
@@ -159,6 +160,8 @@ OWNING = {"total_blocks": 100, "free_blocks": 98, "owned_blocks": 2, "owners": [
         ({"total_blocks": 100, "free_blocks": 99, "quarantined_blocks": 1}, 0, False),
         ({**EMPTY, "promised_blocks": 7}, 1, True),
         ({**EMPTY, "promised_blocks": 7}, 0, False),
+        ({**EMPTY, "owners": [SWAPPED]}, 1, True),
+        ({**EMPTY, "owners": [SWAPPED]}, 0, False),
         ({"total_blocks": 100, "free_blocks": 98, "cached_blocks": 2}, 0, True),
         ({**OWNING, "violations": ["block 3 is in 2 places"]}, 1, False),
     ],

@@ -123,12 +123,14 @@ async def test_parameters_reach_the_request(post, scripted, batches, tokenizer):
         tools=[],
         response_format={"type": "text"},
         best_of=1,
+        priority=-7,
     )
     source = scripted(*batches([500], alternatives=3))
     response = await post(source, "/v1/completions", body)
     assert response.status_code == 200
     (request,) = source.requests
     assert request.prompt_token_ids == (504, 3575) and request.include_special_tokens
+    assert request.priority == -7
     sampling = request.sampling
     assert (sampling.temperature, sampling.top_p, sampling.top_k) == (0.0, 0.5, 7)
     assert (sampling.min_p, sampling.seed, sampling.logprobs) == (0.25, -5, 3)

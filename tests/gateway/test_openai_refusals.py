@@ -28,6 +28,8 @@ def chat(*contents, **fields):
         ({"top_p": 0}, "top_p"),
         ({"top_k": 2**31}, "top_k"),
         ({"top_k": 1.5}, "top_k"),
+        ({"priority": 101}, "priority"),
+        ({"priority": 0.5}, "priority"),
         ({"seed": 2**63}, "seed"),
         ({"max_tokens": 0}, "max_tokens"),
         ({"max_tokens": 1e30}, "max_tokens"),

@@ -121,6 +121,17 @@ def test_logprobs_are_bounded(take, value, fine):
         assert refused(take, asked) == {"output.logprobs": "must be in [0, 20]"}
 
 
+@pytest.mark.parametrize(
+    ("value", "fine"), [(0, True), (-100, True), (100, True), (-101, False), (2**31 - 1, False)]
+)
+def test_a_priority_is_bounded_so_that_nobody_waits_for_ever(take, value, fine):
+    asked = spec(priority=value)
+    if fine:
+        assert take(asked).priority == value
+    else:
+        assert refused(take, asked) == {"priority": "must be in [-100, 100]"}
+
+
 def test_more_than_one_answer_is_refused_as_must_be_one(take):
     assert refused(take, sampling(n=2)) == {"sampling.n": "must be 1"}
 

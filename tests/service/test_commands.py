@@ -247,6 +247,9 @@ async def test_the_asyncio_client_returns_the_same_values(gateway):
         assert refused.value.violations[0].description == "in (0, 1]"
 
 
+SWAPPED = control_pb2.BlockOwner(kind="swapped", request_id="r", blocks=3)
+
+
 def ledger(**blocks) -> control_pb2.WorkerLedger:
     return control_pb2.WorkerLedger(worker_id="decode-0", **blocks)
 
@@ -277,6 +280,11 @@ def ledger(**blocks) -> control_pb2.WorkerLedger:
             {"ledgers": [ledger(total_blocks=8, free_blocks=8, promised_blocks=3)], "balanced": True},
             1,
             "3 blocks are promised, though nothing is live",
+        ),
+        (
+            {"ledgers": [ledger(total_blocks=8, free_blocks=8, owners=[SWAPPED])], "balanced": True},
+            1,
+            "3 blocks are swapped out, though nothing is live",
         ),
         (
             {"ledgers": [ledger(total_blocks=8, free_blocks=7)], "balanced": True},

@@ -8,7 +8,11 @@ from hypothesis import strategies as st
 
 from service.errors import InvalidRequest
 from service.orders import (
+    AGE_MS_MAX,
     LOGPROBS_MAX,
+    PREEMPTIONS_MAX,
+    PRIORITY_MAX,
+    PRIORITY_S,
     STOP_TOKENS_MAX,
     AttemptKey,
     AttemptRefused,
@@ -69,6 +73,9 @@ def orders(draw):
         seed=draw(st.integers(-(2**63), 2**63 - 1)),
         logprobs=draw(st.none() | st.integers(0, LOGPROBS_MAX)),
         time_left_ms=draw(st.none() | st.integers(1, 2**63)),
+        preemptions=draw(st.integers(0, PREEMPTIONS_MAX)),
+        age_ms=draw(st.integers(0, AGE_MS_MAX)),
+        priority=draw(st.integers(-PRIORITY_MAX, PRIORITY_MAX)),
     )
 
 
@@ -86,6 +93,9 @@ def test_an_order_that_keeps_the_rules_comes_back_as_it_was(order):
         ("top_k", [1001, 2**32 - 1]),
         ("logprobs", [LOGPROBS_MAX + 1, 2**32 - 1]),
         ("min_tokens", [11]),
+        ("preemptions", [PREEMPTIONS_MAX + 1, 2**32 - 1]),
+        ("age_ms", [AGE_MS_MAX + 1, 2**64 - 1]),
+        ("priority", [-PRIORITY_MAX - 1, PRIORITY_MAX + 1, -(2**31), 2**31 - 1]),
         ("token_ids", [(1, 2, 3, 1000), (1, 2, 3, 2**32 - 1)]),
         ("stop_token_ids", [frozenset({1000}), frozenset(range(STOP_TOKENS_MAX + 1))]),
         ("prompt_tokens", [0, 5]),
@@ -138,6 +148,13 @@ def test_an_answer_for_which_no_token_is_left_to_sample_is_refused():
 
 def test_what_is_left_of_an_answer():
     assert (ORDER.length_limit(), ORDER.remaining()) == (13, 9)
+
+
+def test_what_has_waited_elsewhere_or_matters_more_counts_as_having_come_before():
+    assert ORDER.arrived(100.0) == 100.0
+    assert replace(ORDER, age_ms=2500).arrived(100.0) == 97.5
+    assert replace(ORDER, priority=-2).arrived(100.0) == 100.0 - 2 * PRIORITY_S
+    assert replace(ORDER, priority=1, age_ms=6000).arrived(100.0) < 100.0, "waiting makes up for it"
 
 
 def key(attempt, request_id="r"):

@@ -21,6 +21,7 @@ class Client:
         self.gateway = None
         self.wire_id = None
         self.attempts = 0
+        self.preemptions = 0
         self.answer = oracle.answer_to(wish)
         self._world = world
         self._deadline = None
@@ -50,6 +51,7 @@ class Client:
             include_special_tokens=False,
             deadline=self._deadline,
             cache_salt=wish.salt,
+            priority=wish.priority,
         )
 
     def take(self, batch):

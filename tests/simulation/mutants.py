@@ -12,6 +12,8 @@ from types import CodeType, FunctionType
 
 from decode_worker.reservations import Reservations
 from decode_worker.worker import DecodeWorker
+from engine.cache.swap_space import SwapSpace
+from engine.core import EngineCore
 from gateway.attempt import Attempt
 from gateway.worker_pool import WorkerRecord
 from kvtransfer.incoming import IncomingTransfer
@@ -228,6 +230,20 @@ MUTANTS = (
             " if key.request_id == report.key.request_id), None)"
         },
         DEATHS,
+    ),
+    Mutant(
+        "what comes back is not where it was",
+        SwapSpace,
+        "restore",
+        {"zip(self._owned[who][first:], blocks": "zip(self._owned[who][first:][::-1], blocks"},
+        (),
+    ),
+    Mutant(
+        "who is given up keeps what it was promised",
+        EngineCore,
+        "_preempt",
+        {"self.pool.waive(sequence.credit)": "pass"},
+        (),
     ),
     Mutant(
         "a gateway that missed what is cached is never told again",

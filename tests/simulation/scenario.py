@@ -17,7 +17,8 @@ STARTED_S = 0.5
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Wish:
     """What one client asks. deadline_s: from its start, on the gateway's clock. pause_s: how long it chews on each
-    batch. enough: tokens after which it wants no more, as after a stop string. salt: whose cache it uses."""
+    batch. enough: tokens after which it wants no more, as after a stop string. salt: whose cache it uses. priority:
+    lower goes first."""
 
     gateway: str
     at: float
@@ -33,6 +34,7 @@ class Wish:
     pause_s: float = 0.0
     enough: int | None = None
     salt: str = ""
+    priority: int = 0
 
     def tokens(self):
         return len(self.prompt) + self.max_tokens
@@ -43,7 +45,8 @@ class Scenario:
     """blocks: of each worker, by name. rates: how fast each process's clock goes. lags_s: how long each process's
     threads take to wake up. absent: numbers of the wishes that nobody has after all. remembered_max:
     ended transfers that a target remembers. run_blocks: in one message, at most. cache_messages_max: waiting on a
-    stream that is told what is cached."""
+    stream that is told what is cached. swap_blocks: of host memory of each decode worker. headroom: least share of
+    their growth that these keep free."""
 
     seed: int
     blocks: dict[str, int]
@@ -59,6 +62,8 @@ class Scenario:
     inbox_actions_max: int = 65_536
     transfers_max: int = 1024
     remembered_max: int = 1024
+    swap_blocks: int = 0
+    headroom: float = 0.1
     window_blocks: int = 64
     run_blocks: int = 2
     cache_messages_max: int = 64
@@ -132,7 +137,29 @@ def draw(seed, kinds=None):
         data_latency_s=latency_s,
         stream_latency_s=dice.choice((0.0001, 0.0003, 0.003, 0.03)),
     )
-    return replace(draw_faults(dice, scenario, kinds), run_blocks=dice.choice((1, 2, 3, 64)))
+    return replace(draw_faults(dice, _squeezed(scenario), kinds), run_blocks=dice.choice((1, 2, 3, 64)))
+
+
+def _squeezed(scenario):
+    """Now and then all ask at once for more than fits, and steps take long enough for them to meet in one."""
+    dice = random.Random(f"memory {scenario.seed}")
+    scenario = replace(
+        scenario, swap_blocks=dice.choice((0, 0, 2, 5, 64)), headroom=dice.choice((0.0, 0.0, 0.1))
+    )
+    if dice.random() < 0.7:
+        return scenario
+    wishes = tuple(
+        replace(
+            wish,
+            at=STARTED_S + dice.random() * 0.01,
+            max_tokens=wish.max_tokens + dice.randint(8, 40),
+            priority=dice.choice((0, 0, 0, -1, 3)),
+        )
+        for wish in scenario.wishes
+    )
+    blocks = {name: _blocks(dice, wishes) for name in scenario.blocks}
+    slower = {name: max(scenario.lags_s[name], 0.003) for name in scenario.decodes()}
+    return replace(scenario, wishes=wishes, blocks=blocks, lags_s=scenario.lags_s | slower, seats=8)
 
 
 def _wish(dice, gateway, spread_s, openings):

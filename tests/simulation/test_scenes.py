@@ -1,12 +1,17 @@
 """Single requests through both workers in a virtual world: exact, and nothing left."""
 
 import random
+from dataclasses import replace
 
 import pytest
 
+from decode_worker.policy import DecodePolicy
+from engine.sequence import PREEMPTIONS_MAX
+from tests.fakes.forcing_policy import Forcing
 from tests.fakes.hash_model import VOCAB, golden
 from tests.simulation.faults import Fault, Kind
 from tests.simulation.scenario import STARTED_S, Wish, quiet
+from tests.simulation.workers import DecodeProcess
 from tests.simulation.world import World
 
 NOTICE_S = 0.002
@@ -73,6 +78,45 @@ def test_a_pool_of_one_and_a_half_requests_serves_twenty_one_after_the_other():
     for n, client in enumerate(world.clients):
         assert client.tokens == golden(prompt_of(n, 20), 6)
         assert client.attempts == 1
+
+
+@pytest.mark.parametrize("swap_blocks", [0, 6, 64])
+@pytest.mark.parametrize("headroom", [0.0, 0.1])
+def test_answers_that_outgrow_the_pool_together_are_given_up_and_resumed_exactly(swap_blocks, headroom):
+    scenario = quiet(
+        [wish(n, 8, 40) for n in range(20)], blocks=18, swap_blocks=swap_blocks, headroom=headroom
+    )
+    world = World(replace(scenario, lags_s=scenario.lags_s | {"d0": 0.003}))
+    world.run()
+    for n, client in enumerate(world.clients):
+        assert client.tokens == golden(prompt_of(n, 8), 40)
+        assert client.attempts - 1 <= client.preemptions <= PREEMPTIONS_MAX
+    assert world.counts["given back" if swap_blocks == 0 else "swapped out"] > 0
+    assert not world.processes["p0"].worker.tokens().wasted, (
+        "no prompt is computed before there is room for it"
+    )
+
+
+@pytest.mark.parametrize("length", range(11, 24))
+def test_an_answer_that_is_given_up_at_any_position_goes_on_through_the_gateway(length, monkeypatch):
+    policy = Forcing(DecodePolicy(budget_tokens=64, seats=8), length)
+    monkeypatch.setattr(DecodeProcess, "make_policy", lambda process: policy)
+    world = World(quiet([replace(wish(1, 10, 14), temperature=1.0, seed=77)]))
+    world.run()
+    (client,) = world.clients
+    assert (tuple(client.tokens), client.outcome) == (client.answer.tokens, "length")
+    assert (client.attempts, client.preemptions) == (2, 1)
+
+
+def test_a_request_that_goes_first_goes_first():
+    crowd = [wish(n, 8, 30) for n in range(8)]
+    late = [wish(9, 8, 30, priority=5), wish(10, 8, 30, priority=-5)]
+    scenario = quiet([*crowd, *late], blocks=12)
+    world = World(replace(scenario, lags_s=scenario.lags_s | {"d0": 0.003}))
+    ended = []
+    world.ended = lambda client, told=world.ended: (ended.append(client.number), told(client))
+    world.run()
+    assert ended.index(9) < ended.index(8) and ended.index(9) <= 4 and ended[-1] == 8
 
 
 def test_a_reservation_may_wait_longer_than_a_lease():

@@ -9,9 +9,11 @@ from decode_worker.policy import DecodePolicy
 from decode_worker.servicer import DecodeServicer
 from decode_worker.worker import DecodeWorker
 from engine.cache.kv_cache import KVCache
+from engine.cache.swap_space import SwapSpace
 from engine.core import EngineCore
 from engine.loop import EngineLoop, InboxFull
 from engine.sampling import Sampler
+from engine.scheduling.headroom import Headroom
 from kvtransfer.desk import End, TicketDesk
 from kvtransfer.errors import TicketRefused
 from kvtransfer.identity import Identity
@@ -64,6 +66,8 @@ class WorkerProcess(Looped):
             runner=WatchedRunner(self.cache, self.pool, self),
             sampler=Sampler(),
             policy=self.policy,
+            swap=self.make_swap_space(),
+            headroom=Headroom(world.scenario.headroom, world.scenario.headroom),
         )
         self.rim = WorkerRim(self.response, self.loop, world.scenario.cache_messages_max)
         self.endpoint = self.make_endpoint()
@@ -71,7 +75,7 @@ class WorkerProcess(Looped):
         self.engine_loop = EngineLoop(
             self.core,
             clock=self.clock,
-            on_step=self.worker.on_step,
+            on_step=self._on_step,
             on_turn=lambda steps: self.rim.flush(self.worker.load(steps), self.pool.index.changes()),
             on_crash=lambda crash: None,
             inbox_actions_max=world.scenario.inbox_actions_max,
@@ -87,6 +91,9 @@ class WorkerProcess(Looped):
         self.servicer = self.servicer_type(self.rim, self.host, self.worker, limits, self._desk())
         self.spawn(self.rim.report_load(interval_s=LOAD_INTERVAL_S))
         self.transfers.wake()
+
+    def make_swap_space(self):
+        return None
 
     def insist(self, action):
         self._post(self.engine_loop.insist, action)
@@ -124,6 +131,11 @@ class WorkerProcess(Looped):
     def _post(self, post, action):
         post(action)
         self.stepping.wake()
+
+    def _on_step(self, result):
+        for sequence in result.preempted:
+            self.world.preempted(self, sequence)
+        self.worker.on_step(result)
 
     def _step_turn(self):
         self.engine_loop.turn()
@@ -206,6 +218,10 @@ class DecodeProcess(WorkerProcess):
 
     def make_policy(self):
         return DecodePolicy(budget_tokens=64, seats=self.world.scenario.seats)
+
+    def make_swap_space(self):
+        blocks = self.world.scenario.swap_blocks
+        return SwapSpace(self.cache, blocks) if blocks else None
 
     def make_endpoint(self):
         scenario = self.world.scenario

@@ -5,6 +5,7 @@ from collections import Counter
 from contextlib import contextmanager
 from functools import partial
 
+from engine.sequence import PREEMPTIONS_MAX, State
 from tests.fakes.hash_model import POSITION_BYTES, hash_layout
 from tests.simulation.agenda import Agenda
 from tests.simulation.client import Client
@@ -188,6 +189,15 @@ class World:
         ):
             self.counts["wrong commits"] += 1
             self.fail("I7", f"{worker.name} commits wrong KV for request {client.number}")
+
+    def preempted(self, worker, sequence):
+        """A request is given up a bounded number of times. What a lost worker did, nobody may know."""
+        client = self._by_wire_id[sequence.id[0]]
+        client.preemptions += 1
+        self.counts["swapped out" if sequence.state is State.PREEMPTED else "given back"] += 1
+        most = PREEMPTIONS_MAX * (client.attempts if self._disturbances else 1)
+        if sequence.preemptions > PREEMPTIONS_MAX or client.preemptions > most:
+            self.fail("I12", f"{worker.name} gives up {sequence.id} for the {client.preemptions}th time")
 
     def salt_of(self, wire_id):
         return self._by_wire_id[wire_id].wish.salt

@@ -2,6 +2,7 @@ import pytest
 
 from decode_worker.policy import DecodePolicy
 from engine.policy import SequenceView, View
+from engine.scheduling.admission import Room
 from prefill_worker.policy import PrefillPolicy
 
 
@@ -68,12 +69,128 @@ def test_the_decode_policy_gives_every_generating_sequence_its_token_first(waiti
 
 def test_generating_sequences_are_never_cut_by_the_budget():
     policy = DecodePolicy(budget_tokens=2, seats=8)
-    assert planned(policy, [view_of("p", 9)], [view_of(n, 1) for n in "abcd"]) == dict.fromkeys("abcd", 1)
+    work = planned(policy, [view_of("p", 9)], [view_of(n, 1) for n in "abcd"])
+    assert work == {**dict.fromkeys("abcd", 1), "p": 1}, "and a prompt gets on all the same"
 
 
 def test_reservations_are_granted_in_order_while_blocks_and_seats_last():
     asking = tuple(view_of(n, 10, blocks=30) for n in "abcde")
-    granted = DECODE.grant(asking, available_blocks=100, taken_seats=0, now=0.0)
+    granted = DECODE.grant(asking, room=Room(free_blocks=100, seats=4), now=0.0)
     assert [each.id[0] for each in granted] == ["a", "b", "c"]
-    granted = DECODE.grant(asking, available_blocks=1000, taken_seats=3, now=0.0)
+    granted = DECODE.grant(asking, room=Room(free_blocks=1000, seats=1), now=0.0)
     assert [each.id[0] for each in granted] == ["a"]
+
+
+def running(name, *, needs=0, frees=1, cost=10, arrived=0.0, steadfast=False, grows=0):
+    return SequenceView(
+        id=(name, 1, 0),
+        uncomputed=1,
+        length=10,
+        blocks_to_start=0,
+        arrived=arrived,
+        blocks_to_continue=needs,
+        blocks_to_end=grows,
+        blocks_freed=frees,
+        cost_to_resume=cost,
+        steadfast=steadfast,
+    )
+
+
+def given_up(views, blocks=0):
+    plan = DECODE.plan(View(waiting=(), running=tuple(views), available_blocks=blocks), 0.0)
+    return [each[0] for each in plan.preempt], [each.id[0] for each in plan.work]
+
+
+@pytest.mark.parametrize(
+    ("views", "blocks", "expected"),
+    [
+        # Blocks last: nobody goes.
+        ([running("a", needs=1), running("b", arrived=1)], 1, ([], ["a", "b"])),
+        # The one that costs least, whoever lacks the block.
+        (
+            [running("a", needs=1), running("b", cost=5, arrived=1), running("c", cost=9, arrived=2)],
+            0,
+            (["b"], ["a", "c"]),
+        ),
+        # One that lacks a block itself needs it no more when it is gone.
+        ([running("a"), running("b", needs=1, frees=0, arrived=1)], 0, (["b"], ["a"])),
+        # The later of two that cost the same.
+        ([running("a"), running("b", arrived=1), running("c", needs=1, arrived=2)], 0, (["c"], ["a", "b"])),
+        # Never the first, however cheap, and never one that was promised all.
+        (
+            [running("a", needs=1, cost=0), running("b", cost=1, arrived=1, steadfast=True)],
+            0,
+            ([], ["b"]),
+        ),
+        # As many as it takes.
+        (
+            [running("a", needs=1), *(running(n, needs=1, arrived=1, cost=k) for k, n in enumerate("bcd"))],
+            0,
+            (["b", "c"], ["a", "d"]),
+        ),
+    ],
+)
+def test_when_blocks_are_short_the_cheapest_goes(views, blocks, expected):
+    assert given_up(views, blocks) == expected
+
+
+def test_nobody_comes_in_while_blocks_are_short_and_who_was_swapped_out_comes_first():
+    back, new = view_of("back", 1, blocks=5, arrived=3.0), view_of("new", 5, blocks=2)
+
+    def entering(blocks, needs=0):
+        view = View(
+            waiting=(new,), running=(running("a", needs=needs),), available_blocks=blocks, swapped=(back,)
+        )
+        return [work.id[0] for work in DECODE.plan(view, 4.0).work]
+
+    assert entering(4) == ["a"], "new would fit, and waits"
+    assert entering(5) == ["a", "back"]
+    assert entering(7) == ["a", "back", "new"]
+    assert entering(7, needs=1) == ["a", "back"]
+
+
+@pytest.mark.parametrize(("share", "names"), [(0.0, "abcde"), (0.3, "abcd"), (0.5, "ab"), (1.0, "a")])
+def test_headroom_keeps_a_share_of_what_everybody_may_still_need(share, names):
+    """Those that run may yet need forty blocks; each new one needs twelve, and up to thirty more."""
+    asking = tuple(
+        SequenceView(id=(n, 1, 0), uncomputed=9, length=9, blocks_to_start=12, blocks_to_end=30, arrived=0.0)
+        for n in "abcdefg"
+    )
+    room = Room(free_blocks=100, seats=5, growing_blocks=40, headroom=share)
+    assert (
+        "".join(
+            each.id[0] for each in DecodePolicy(budget_tokens=9, seats=9).grant(asking, room=room, now=0.0)
+        )
+        == names
+    )
+
+
+def test_reservations_are_granted_in_order_of_arrival_not_of_asking():
+    asking = (view_of("later", 9, blocks=3, arrived=2.0), view_of("resumed", 9, blocks=3, arrived=-1.0))
+    granted = DECODE.grant(asking, room=Room(free_blocks=3, seats=4), now=3.0)
+    assert [each.id[0] for each in granted] == ["resumed"]
+
+
+def test_a_big_reservation_is_granted_in_a_bounded_time_however_many_small_ones_come():
+    """Eight blocks, all taken by small ones of one block; one of them ends and another asks every tenth of a second."""
+    big, free, now, ends_at = view_of("big", 9, blocks=8), 0, 0.0, [k / 10 for k in range(1, 9)]
+    while True:
+        now += 0.1
+        free += sum(each <= now for each in ends_at)
+        ends_at = [each for each in ends_at if each > now]
+        small = view_of(f"s{now:.1f}", 2, blocks=1, arrived=now)
+        granted = DECODE.grant((small, big), room=Room(free_blocks=free, seats=9), now=now)
+        if big in granted:
+            break
+        free -= len(granted)
+        ends_at += [now + 0.8] * len(granted)
+        assert now < 2.0 + 0.8 + 0.2, "the bound on passing, and the longest of those that run"
+
+
+def test_those_that_are_passed_by_take_no_seat():
+    coming = [
+        SequenceView(id=(f"c{n}", 1, 0), uncomputed=9, length=9, blocks_to_start=1, arrived=0.0, coming=8)
+        for n in range(6)
+    ]
+    others = [view_of(f"o{n}", 9, blocks=1, arrived=1.0) for n in range(6)]
+    assert set(planned(DECODE, [*coming, *others], [view_of("r", 1)], now=2.0)) == {"r", "o0", "o1", "o2"}

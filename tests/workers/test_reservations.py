@@ -36,12 +36,14 @@ VERBS = {E.GRANT: "grant", E.BIND: "bind", E.ADOPT: "adopt", E.WITHDRAW: "withdr
 
 def reservation_of(order, ticket, *, blocks_max, scope=b""):
     chain = PrefixChain(scope, 4)
-    return Reservation(gateway="g", order=order, ticket=ticket, blocks_max=blocks_max, chain=chain, asked=0.0)
+    return Reservation(
+        gateway="g", order=order, ticket=ticket, blocks_max=blocks_max, chain=chain, arrived=0.0
+    )
 
 
 class Scene:
-    """A pool of ten blocks and a reservation of four, two of which the hand-off fills. cached: whether the first of
-    these is in the pool already."""
+    """A pool of ten blocks and a reservation of four at most: two that the hand-off fills, and one to grow are
+    promised. cached: whether the first of these is in the pool already."""
 
     def __init__(self, bench, order_of, state=S.ASKING, *, cached=False):
         order = order_of(prompt=range(7), max_tokens=8)
@@ -77,10 +79,10 @@ class Scene:
 
 BOOKS = {
     S.ASKING: (0, 0, 0),
-    S.GRANTED: (4, 0, 0),
-    S.BOUND: (2, 2, 0),
+    S.GRANTED: (3, 0, 0),
+    S.BOUND: (1, 2, 0),
     S.WITHDRAWN: (0, 2, 0),
-    S.ADOPTED: (2, 0, 2),
+    S.ADOPTED: (1, 0, 2),
 }
 
 
@@ -101,7 +103,7 @@ def test_every_event_has_one_outcome_or_changes_nothing(bench, order_of, state, 
     if (state, event) == (S.GRANTED, E.WITHDRAW):
         assert scene.books() == (0, 0, 0)
     elif target is S.GONE:
-        assert scene.books() == ((2, 0, 2) if state is S.ADOPTED else (0, 0, 0))
+        assert scene.books() == ((1, 0, 2) if state is S.ADOPTED else (0, 0, 0))
         assert scene.reservations.find(scene.ticket.ticket_id) is None and len(scene.reservations) == 0
     else:
         assert scene.books() == BOOKS[target]
@@ -112,10 +114,10 @@ def test_every_event_has_one_outcome_or_changes_nothing(bench, order_of, state, 
     ("state", "books"),
     [
         (S.ASKING, (0, 0, 0)),
-        (S.GRANTED, (3, 1, 0)),
-        (S.BOUND, (2, 2, 0)),
+        (S.GRANTED, (2, 1, 0)),
+        (S.BOUND, (1, 2, 0)),
         (S.WITHDRAWN, (0, 2, 0)),
-        (S.ADOPTED, (2, 0, 2)),
+        (S.ADOPTED, (1, 0, 2)),
     ],
 )
 def test_what_is_cached_is_kept_from_the_grant_on_and_given_back_in_the_end(bench, order_of, state, books):
@@ -138,9 +140,9 @@ def test_what_is_cached_is_kept_from_the_grant_on_and_given_back_in_the_end(benc
 def test_a_reservation_counts_only_what_it_would_take(bench, order_of):
     scene = Scene(bench, order_of, cached=True)
     assert scene.reservations.fitted(scene.ticket.ticket_id).first_block == 1
-    assert scene.reservations.view(scene.reservation).blocks_to_start == 4, "idle blocks are taken too"
+    assert scene.reservations.view(scene.reservation).blocks_to_start == 3, "idle blocks are taken too"
     sharer = scene.pool.share(scene.reservation.owner(), scene.reservation.links())
-    assert scene.reservations.view(scene.reservation).blocks_to_start == 3
+    assert scene.reservations.view(scene.reservation).blocks_to_start == 2
     assert scene.reservations.view(scene.reservation).uncomputed == 3
     scene.pool.release(sharer)
 
@@ -164,7 +166,7 @@ def test_withdrawing_tells_where_it_was(bench, order_of):
 def test_what_is_adopted_is_the_tables_blocks_and_the_rest_of_the_promise(bench, order_of):
     scene = Scene(bench, order_of, S.ADOPTED)
     table, credit = scene.results[-1]
-    assert (len(table), credit.blocks) == (2, 2)
+    assert (len(table), credit.blocks) == (2, 1)
     assert scene.results[1].spent(), "the reservation's own handle is gone"
     scene.pool.release(table)
     scene.pool.waive(credit)

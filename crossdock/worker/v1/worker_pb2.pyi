@@ -24,6 +24,7 @@ class EndCause(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     END_CAUSE_TRANSFER_FAILED: _ClassVar[EndCause]
     END_CAUSE_TICKET_REFUSED: _ClassVar[EndCause]
     END_CAUSE_INTERNAL: _ClassVar[EndCause]
+    END_CAUSE_PREEMPTED: _ClassVar[EndCause]
 END_REASON_UNSPECIFIED: EndReason
 END_REASON_STOP: EndReason
 END_REASON_LENGTH: EndReason
@@ -36,6 +37,7 @@ END_CAUSE_DEADLINE: EndCause
 END_CAUSE_TRANSFER_FAILED: EndCause
 END_CAUSE_TICKET_REFUSED: EndCause
 END_CAUSE_INTERNAL: EndCause
+END_CAUSE_PREEMPTED: EndCause
 
 class PrefillServiceAttachRequest(_message.Message):
     __slots__ = ("hello", "submit", "cancel", "audit", "drain")
@@ -198,7 +200,7 @@ class HandedOver(_message.Message):
     def __init__(self, request_id: _Optional[str] = ..., attempt: _Optional[int] = ...) -> None: ...
 
 class SequenceSpec(_message.Message):
-    __slots__ = ("request_id", "attempt", "choice", "token_ids", "prompt_tokens", "max_tokens", "min_tokens", "stop_token_ids", "temperature", "top_p", "top_k", "min_p", "seed", "logprobs", "time_left_ms", "cache_scope")
+    __slots__ = ("request_id", "attempt", "choice", "token_ids", "prompt_tokens", "max_tokens", "min_tokens", "stop_token_ids", "temperature", "top_p", "top_k", "min_p", "seed", "logprobs", "time_left_ms", "cache_scope", "preemptions", "age_ms", "priority")
     REQUEST_ID_FIELD_NUMBER: _ClassVar[int]
     ATTEMPT_FIELD_NUMBER: _ClassVar[int]
     CHOICE_FIELD_NUMBER: _ClassVar[int]
@@ -215,6 +217,9 @@ class SequenceSpec(_message.Message):
     LOGPROBS_FIELD_NUMBER: _ClassVar[int]
     TIME_LEFT_MS_FIELD_NUMBER: _ClassVar[int]
     CACHE_SCOPE_FIELD_NUMBER: _ClassVar[int]
+    PREEMPTIONS_FIELD_NUMBER: _ClassVar[int]
+    AGE_MS_FIELD_NUMBER: _ClassVar[int]
+    PRIORITY_FIELD_NUMBER: _ClassVar[int]
     request_id: str
     attempt: int
     choice: int
@@ -231,7 +236,10 @@ class SequenceSpec(_message.Message):
     logprobs: int
     time_left_ms: int
     cache_scope: bytes
-    def __init__(self, request_id: _Optional[str] = ..., attempt: _Optional[int] = ..., choice: _Optional[int] = ..., token_ids: _Optional[_Iterable[int]] = ..., prompt_tokens: _Optional[int] = ..., max_tokens: _Optional[int] = ..., min_tokens: _Optional[int] = ..., stop_token_ids: _Optional[_Iterable[int]] = ..., temperature: _Optional[float] = ..., top_p: _Optional[float] = ..., top_k: _Optional[int] = ..., min_p: _Optional[float] = ..., seed: _Optional[int] = ..., logprobs: _Optional[int] = ..., time_left_ms: _Optional[int] = ..., cache_scope: _Optional[bytes] = ...) -> None: ...
+    preemptions: int
+    age_ms: int
+    priority: int
+    def __init__(self, request_id: _Optional[str] = ..., attempt: _Optional[int] = ..., choice: _Optional[int] = ..., token_ids: _Optional[_Iterable[int]] = ..., prompt_tokens: _Optional[int] = ..., max_tokens: _Optional[int] = ..., min_tokens: _Optional[int] = ..., stop_token_ids: _Optional[_Iterable[int]] = ..., temperature: _Optional[float] = ..., top_p: _Optional[float] = ..., top_k: _Optional[int] = ..., min_p: _Optional[float] = ..., seed: _Optional[int] = ..., logprobs: _Optional[int] = ..., time_left_ms: _Optional[int] = ..., cache_scope: _Optional[bytes] = ..., preemptions: _Optional[int] = ..., age_ms: _Optional[int] = ..., priority: _Optional[int] = ...) -> None: ...
 
 class Cancel(_message.Message):
     __slots__ = ("request_id", "attempt")
@@ -272,16 +280,18 @@ class SequenceOutput(_message.Message):
     def __init__(self, request_id: _Optional[str] = ..., attempt: _Optional[int] = ..., position: _Optional[int] = ..., token_id: _Optional[int] = ..., logprob: _Optional[float] = ..., top_token_ids: _Optional[_Iterable[int]] = ..., top_logprobs: _Optional[_Iterable[float]] = ..., end_reason: _Optional[_Union[EndReason, str]] = ..., cached_tokens: _Optional[int] = ...) -> None: ...
 
 class Ended(_message.Message):
-    __slots__ = ("request_id", "attempt", "cause", "detail")
+    __slots__ = ("request_id", "attempt", "cause", "detail", "preemptions")
     REQUEST_ID_FIELD_NUMBER: _ClassVar[int]
     ATTEMPT_FIELD_NUMBER: _ClassVar[int]
     CAUSE_FIELD_NUMBER: _ClassVar[int]
     DETAIL_FIELD_NUMBER: _ClassVar[int]
+    PREEMPTIONS_FIELD_NUMBER: _ClassVar[int]
     request_id: str
     attempt: int
     cause: EndCause
     detail: str
-    def __init__(self, request_id: _Optional[str] = ..., attempt: _Optional[int] = ..., cause: _Optional[_Union[EndCause, str]] = ..., detail: _Optional[str] = ...) -> None: ...
+    preemptions: int
+    def __init__(self, request_id: _Optional[str] = ..., attempt: _Optional[int] = ..., cause: _Optional[_Union[EndCause, str]] = ..., detail: _Optional[str] = ..., preemptions: _Optional[int] = ...) -> None: ...
 
 class LoadReport(_message.Message):
     __slots__ = ("step", "running_sequences", "waiting_sequences", "waiting_tokens", "free_blocks", "total_blocks", "finished_sequences", "draining")
