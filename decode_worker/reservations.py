@@ -6,7 +6,7 @@ nothing, moves no bytes.
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from enum import Enum, auto
 
 from engine.cache.block_pool import BlockPool, Credit
@@ -56,8 +56,9 @@ RESERVATION_TRANSITIONS: Mapping[tuple[ReservationState, ReservationEvent], Rese
 
 @dataclass(slots=True, kw_only=True)
 class Reservation:
-    """blocks_max: blocks the sequence can ever need here. chain: names its prefixes. asked: seconds on the worker's
-    clock. ticket: as the gateway minted it, from the grant on without the blocks that are here already."""
+    """blocks_max: blocks that all its sequences can ever need here. chain: names its prefixes. asked: seconds on the
+    worker's clock. ticket: as the gateway minted it, from the grant on without the blocks that are here already.
+    unwanted: choices that nobody reads any more."""
 
     gateway: str
     order: SequenceOrder
@@ -68,6 +69,7 @@ class Reservation:
     state: ReservationState = ReservationState.ASKING
     credit: Credit | None = None
     table: BlockTable | None = None
+    unwanted: set[int] = field(default_factory=set)
 
     def advance(self, event: ReservationEvent) -> None:
         """Take one legal transition. Raises IllegalTransition, and changes nothing, for any other."""
@@ -78,7 +80,7 @@ class Reservation:
         self.state = target
 
     def id(self) -> SequenceId:
-        return (self.order.key.request_id, self.order.key.attempt, self.order.choice)
+        return (self.order.key.request_id, self.order.key.attempt, self.order.choices[0].index)
 
     def links(self) -> list[PrefixLink]:
         """Of all full blocks that the hand-off would fill."""
@@ -110,7 +112,7 @@ class Reservations:
     def seats(self) -> int:
         """Reservations that will become sequences, as far as anybody knows."""
         pending = (ReservationState.GRANTED, ReservationState.BOUND)
-        return sum(each.state in pending for each in self._reservations.values())
+        return sum(each.order.branches() for each in self._reservations.values() if each.state in pending)
 
     def ask(self, reservation: Reservation) -> None:
         assert reservation.ticket.ticket_id not in self._reservations
@@ -127,6 +129,7 @@ class Reservations:
             blocks_to_start=reservation.blocks_max - match.owned,
             arrived=reservation.asked,
             coming=reservation.chain.tokens_in(self._coming.count(links[match.blocks :])),
+            seats=reservation.order.branches(),
         )
 
     def fitted(self, ticket_id: bytes) -> Ticket:
@@ -156,7 +159,7 @@ class Reservations:
         return reservation.table
 
     def adopt(self, ticket_id: bytes) -> tuple[BlockTable, Credit]:
-        """Everything has arrived: blocks and the rest of the promise go to the sequence."""
+        """Everything has arrived: blocks and the rest of the promise go to the sequence, or to what forks from it."""
         reservation = self._reservations[ticket_id]
         reservation.advance(ReservationEvent.ADOPT)
         assert reservation.table is not None and reservation.credit is not None

@@ -9,12 +9,13 @@ from dataclasses import dataclass
 
 from decode_worker.policy import DecodePolicy
 from decode_worker.reservations import Reservation, Reservations, ReservationState
-from engine.cache.block_pool import Ledger
+from engine.cache.block_pool import Credit, Ledger
+from engine.cache.block_table import BlockTable
 from engine.cache.kv_cache import KVCache
 from engine.core import EngineCore, Output, StepResult
 from engine.sequence import EndReason, SamplingParams, Sequence, SequenceId, StopRules
 from kvtransfer.errors import Overloaded, Reason, TicketRefused
-from kvtransfer.events import Closed, Failed, Opened, Received, TargetEvent
+from kvtransfer.events import Closed, Failed, FirstTokens, Opened, Received, TargetEvent
 from kvtransfer.target_endpoint import TransferTarget
 from kvtransfer.ticket import Ticket
 from service.load import WorkerLoad
@@ -33,11 +34,11 @@ from service.token_books import TokenBooks, TokenCounts
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Running:
-    """An adopted sequence, and the gateway that asked for it."""
+    """What goes on of an adopted attempt, and the gateway that asked for it. sequences: by choice."""
 
     gateway: str
     order: SequenceOrder
-    sequence: Sequence
+    sequences: dict[int, Sequence]
 
 
 class DecodeWorker:
@@ -83,6 +84,20 @@ class DecodeWorker:
             self._end(key)
         self._tell(gateway, EndedReport(key=key, cause=EndCause.CANCELLED, detail="cancelled"))
         self._grant()
+
+    def end_choice(self, gateway: str, key: AttemptKey, choice: int) -> None:
+        """Stop one choice of an attempt of this gateway; the others go on. Ignored where there is none such."""
+        if key not in self._live() or self._gateway_of(key) != gateway:
+            return
+        if key in self._running:
+            if choice in self._running[key].sequences:
+                self._leave(key, choice)
+                self._grant()
+            return
+        reservation = self._reservations.find(self._tickets[key])
+        assert reservation is not None
+        if choice in {each.index for each in reservation.order.choices}:
+            reservation.unwanted.add(choice)
 
     def drop(self, gateway: str) -> None:
         """The gateway is gone: stop all it asked for."""
@@ -144,10 +159,8 @@ class DecodeWorker:
 
     def _ask(self, gateway: str, order: SequenceOrder, ticket: Ticket) -> None:
         """Raises AttemptRefused, TicketRefused or Overloaded."""
-        if order.remaining() < 2:
-            raise AttemptRefused(
-                "max_tokens: an answer that ends with its first token is not for this worker"
-            )
+        block_size = self._cache.layout.block_size
+        _require_possible(order, self._policy.seats, self._core.pool.total, block_size)
         live = [(self._gateway_of(key), key) for key in self._live()]
         older = superseded(gateway, order.key, live)
         if (gateway, order.key) in live:
@@ -165,7 +178,7 @@ class DecodeWorker:
                 gateway=gateway,
                 order=order,
                 ticket=ticket,
-                blocks_max=self._cache.layout.blocks_for(order.length_limit() - 1),
+                blocks_max=order.blocks(block_size),
                 chain=self._core.chain(order.cache_scope),
                 asked=self._clock(),
             )
@@ -180,7 +193,8 @@ class DecodeWorker:
         granted = self._policy.grant(
             tuple(map(self._reservations.view, asking)),
             available_blocks=self._core.pool.available,
-            taken_seats=len(self._running) + self._reservations.seats(),
+            taken_seats=sum(len(each.sequences) for each in self._running.values())
+            + self._reservations.seats(),
             now=self._clock(),
         )
         chosen = {view.id for view in granted}
@@ -213,27 +227,51 @@ class DecodeWorker:
             return
         order = reservation.order
         assert event.num_tokens == len(order.token_ids), "the manifest was checked against the ticket"
-        if event.first_token >= self._vocab_size:
+        if not _believable(event.first_tokens, order, self._vocab_size):
             self._end(order.key)
             wrong = EndedReport(key=order.key, cause=EndCause.TRANSFER_FAILED, detail="no such first token")
             self._tell(reservation.gateway, wrong)
             return
         table, credit = self._reservations.adopt(event.ticket_id)
-        sequence = _sequence(reservation, event.first_token, self._clock())
-        sequence.computed, sequence.table, sequence.credit = event.num_tokens, table, credit
-        self._core.adopt(sequence)
+        going_on = [pair for pair in event.first_tokens if pair[0] not in reservation.unwanted]
+        sequences = self._fork(reservation, going_on, table, credit)
         del self._tickets[order.key]
-        self._running[order.key] = Running(gateway=reservation.gateway, order=order, sequence=sequence)
+        if sequences:
+            self._running[order.key] = Running(
+                gateway=reservation.gateway, order=order, sequences=sequences
+            )
         self._target.commit(event.ticket_id)
         self._tell(reservation.gateway, AdoptedReport(key=order.key))
 
+    def _fork(
+        self, reservation: Reservation, going_on: list[tuple[int, int]], table: BlockTable, credit: Credit
+    ) -> dict[int, Sequence]:
+        """A running sequence for each (choice, first token). They share the blocks of the hand-off; each is promised
+        all that it can ever write."""
+        pool, order, size = self._core.pool, reservation.order, self._cache.layout.block_size
+        pool.waive(credit)
+        common = order.common_tokens() // size if order.branches() > 1 else len(table)
+        sequences, now = {}, self._clock()
+        for choice, first_token in going_on:
+            sequence = _sequence(reservation, choice, first_token, now)
+            sequence.computed = len(order.token_ids)
+            sequence.table = pool.fork(table, table.owner)
+            sequence.credit = pool.grant(table.owner, order.branch_blocks(size) - common)
+            sequences[choice] = sequence
+        pool.release(table)
+        for sequence in sequences.values():
+            self._core.adopt(sequence)
+        return sequences
+
     def _token(self, output: Output) -> None:
-        running = self._running[_key(output.sequence.id)]
+        key, choice = _key(output.sequence.id), output.sequence.id[2]
+        running = self._running[key]
         order, token = running.order, output.sampled
         self._tell(
             running.gateway,
             TokenReport(
-                key=order.key,
+                key=key,
+                choice=choice,
                 position=output.position - order.prompt_tokens,
                 token_id=token.token,
                 logprob=token.logprob,
@@ -243,7 +281,17 @@ class DecodeWorker:
         )
         if output.sequence.end_reason is not None:
             self._finished_sequences += 1
-            self._end(order.key)
+            self._leave(key, choice)
+
+    def _leave(self, key: AttemptKey, choice: int) -> None:
+        """One choice goes on no more. Its blocks are given back; those of others stay theirs."""
+        sequences = self._running[key].sequences
+        sequence = self._core.detach(sequences.pop(choice).id)
+        assert sequence.credit is not None and sequence.table is not None
+        self._core.pool.waive(sequence.credit)
+        self._core.pool.release(sequence.table)
+        if not sequences:
+            del self._running[key]
 
     def _refuse(self, gateway: str, key: AttemptKey, error: Exception) -> None:
         self._tell(gateway, EndedReport(key=key, cause=_REFUSALS[type(error)], detail=str(error)))
@@ -253,12 +301,8 @@ class DecodeWorker:
         ticket_id = self._tickets.pop(key, None)
         if ticket_id is not None and self._reservations.withdraw(ticket_id) is not ReservationState.ASKING:
             self._target.withdraw(ticket_id)
-        running = self._running.pop(key, None)
-        if running is not None:
-            sequence = self._core.detach(running.sequence.id)
-            assert sequence.credit is not None and sequence.table is not None
-            self._core.pool.waive(sequence.credit)
-            self._core.pool.release(sequence.table)
+        for choice in tuple(self._running[key].sequences) if key in self._running else ():
+            self._leave(key, choice)
 
     def _live(self) -> list[AttemptKey]:
         return [*self._tickets, *self._running]
@@ -279,19 +323,36 @@ _REFUSALS: dict[type[Exception], EndCause] = {
 _END = {EndReason.STOP: TokenEnd.STOP, EndReason.LENGTH: TokenEnd.LENGTH}
 
 
-def _sequence(reservation: Reservation, first_token: int, now: float) -> Sequence:
-    """The prompt and its first token, which the source sampled."""
+def _require_possible(order: SequenceOrder, seats: int, total_blocks: int, block_size: int) -> None:
+    """Raises AttemptRefused for what would wait here for ever, or has nothing to do here."""
+    if not order.goes_on():
+        raise AttemptRefused("max_tokens: an answer that ends with its first token is not for this worker")
+    if order.branches() > seats:
+        raise AttemptRefused(f"choices: {order.branches()} sequences at once; there are {seats} seats")
+    if order.blocks(block_size) > total_blocks:
+        raise AttemptRefused(f"choices: {order.blocks(block_size)} blocks in all; there are {total_blocks}")
+
+
+def _believable(first_tokens: FirstTokens, order: SequenceOrder, vocab_size: int) -> bool:
+    """Whether these can be the first tokens of an order's choices that go on."""
+    indices = [choice for choice, _ in first_tokens]
+    asked = {each.index for each in order.choices}
+    known = len(set(indices)) == len(indices) and asked.issuperset(indices)
+    return known and bool(indices) and all(token < vocab_size for _, token in first_tokens)
+
+
+def _sequence(reservation: Reservation, choice: int, first_token: int, now: float) -> Sequence:
+    """The prompt and the first token of a choice, which the source sampled."""
     order = reservation.order
     return Sequence(
-        id=reservation.id(),
+        id=(order.key.request_id, order.key.attempt, choice),
         tokens=[*order.token_ids, first_token],
         sampling=SamplingParams(
             temperature=order.temperature,
             top_k=order.top_k,
             top_p=order.top_p,
             min_p=order.min_p,
-            seed=order.seed,
-            choice=order.choice,
+            seed=next(each.seed for each in order.choices if each.index == choice),
             logprobs=order.logprobs,
         ),
         stop=StopRules(
@@ -300,7 +361,7 @@ def _sequence(reservation: Reservation, first_token: int, now: float) -> Sequenc
             stop_token_ids=order.stop_token_ids,
         ),
         arrived=now,
-        chain=reservation.chain,
+        chain=reservation.chain.fork(),
     )
 
 

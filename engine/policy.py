@@ -16,7 +16,8 @@ class SequenceView:
 
     blocks_to_start: blocks that a waiting sequence must be promised before it starts, so that it can run to its
     end; those that it shares with others are not among them. 0 for a sequence that is running. uncomputed: without
-    what is cached. coming: how many of these a running sequence is going to put into the cache.
+    what is cached. coming: how many of these a running sequence is going to put into the cache. seats: sequences that
+    it stands for.
     """
 
     id: SequenceId
@@ -25,6 +26,7 @@ class SequenceView:
     blocks_to_start: int
     arrived: float
     coming: int = 0
+    seats: int = 1
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

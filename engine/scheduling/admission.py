@@ -17,12 +17,13 @@ def fits(
     """
     admitted: list[SequenceView] = []
     for view in views:
-        if len(admitted) >= seats:
+        if seats <= 0:
             break
         if _worth_waiting(view):
             continue
-        if view.blocks_to_start <= free_blocks:
+        if view.blocks_to_start <= free_blocks and view.seats <= seats:
             free_blocks -= view.blocks_to_start
+            seats -= view.seats
             admitted.append(view)
         elif now - view.arrived >= passing_limit_s:
             break

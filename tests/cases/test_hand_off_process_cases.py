@@ -150,7 +150,7 @@ class Stranger:
         )
         self._send(ticket, wire.Open(sealed=seal(ticket, self._key)))
         self._send(ticket, wire.BlockFrame(index=0, digest=bytes(16)), bytes(1024))
-        self._send(ticket, wire.Manifest(num_tokens=20, digest=bytes(16), first_token=7))
+        self._send(ticket, wire.Manifest(num_tokens=20, digest=bytes(16), first_tokens=((0, 7),)))
 
     def answer(self):
         header = self._socket.recv()

@@ -104,7 +104,7 @@ class Node:
             key = AttemptKey(request_id=message.cancel.request_id, attempt=message.cancel.attempt)
             self.worker.cancel(GATEWAY, key)
             return
-        submission = getattr(self.servicer, "_submission", None) or self.servicer._reservation
+        submission = getattr(self.servicer, "_submission", None) or self.servicer._action
         try:
             submission(GATEWAY, message)()
         except InvalidRequest as error:

@@ -127,7 +127,7 @@ class MemoryPair:
         self.source.open(self.world.seal(ticket), ticket, ("memory",))
         for index, block in zip(ticket.blocks_to_send(), blocks, strict=True):
             self.source.push(ticket.ticket_id, index, [memoryview(block)])
-        self.source.finish(ticket.ticket_id, ticket.num_tokens, first_token)
+        self.source.finish(ticket.ticket_id, ticket.num_tokens, ((0, first_token),))
         return blocks
 
     def bind(self, ticket_id: bytes) -> None:
@@ -314,7 +314,7 @@ def send_all(world, source, ticket, endpoints, layout, first_token=7):
     source.open(world.seal(ticket), ticket, endpoints)
     for index, block in zip(ticket.blocks_to_send(), blocks, strict=True):
         source.push(ticket.ticket_id, index, [memoryview(block)])
-    source.finish(ticket.ticket_id, ticket.num_tokens, first_token)
+    source.finish(ticket.ticket_id, ticket.num_tokens, ((0, first_token),))
     return blocks
 
 
