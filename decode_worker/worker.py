@@ -237,9 +237,7 @@ class DecodeWorker:
         sequences = self._fork(reservation, going_on, table, credit)
         del self._tickets[order.key]
         if sequences:
-            self._running[order.key] = Running(
-                gateway=reservation.gateway, order=order, sequences=sequences
-            )
+            self._running[order.key] = Running(gateway=reservation.gateway, order=order, sequences=sequences)
         self._target.commit(event.ticket_id)
         self._tell(reservation.gateway, AdoptedReport(key=order.key))
 

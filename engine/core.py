@@ -220,9 +220,7 @@ class EngineCore:
         if sequence.end_reason is not None:
             sequence.advance(Event.FINISH)
             self._finished[sequence.id] = self._running.pop(sequence.id)
-        return Output(
-            sequence=sequence, position=len(sequence.tokens) - 1, sampled=sampled, twins=twins
-        )
+        return Output(sequence=sequence, position=len(sequence.tokens) - 1, sampled=sampled, twins=twins)
 
     def _view_of(self, sequence: Sequence) -> SequenceView:
         links = self._usable_links(sequence) if sequence.state is State.WAITING else []

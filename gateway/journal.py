@@ -1,11 +1,11 @@
-"""What one request has been told so far: everything that is needed to go on with it on any worker.
+"""What one choice of a request has been told so far: everything that is needed to go on with it on any worker.
 
 Prompt, parameters and every token already emitted. A token is shown to the client only after it is in here; each
 position once, without gap. Talks to nobody.
 """
 
 from gateway.request import EndReason, Request, Token, TokenBatch
-from service.orders import AttemptKey, SequenceOrder
+from service.orders import AttemptKey, Choice, SequenceOrder
 from service.reports import TokenEnd, TokenReport
 
 _ENDS = {TokenEnd.STOP: EndReason.STOP, TokenEnd.LENGTH: EndReason.LENGTH}
@@ -16,11 +16,13 @@ class Divergence(Exception):
 
 
 class Journal:
-    """wire_id: the request's name between our processes; the client's own id may not be unique. cache_scope: whose
-    cached prefixes it may use."""
+    """wire_id: the choice's name between our processes; the client's own id may not be unique. cache_scope: whose
+    cached prefixes it may use. ended: the answer is complete."""
 
-    def __init__(self, request: Request, wire_id: str, cache_scope: bytes = b"") -> None:
+    def __init__(self, request: Request, wire_id: str, cache_scope: bytes = b"", choice: int = 0) -> None:
         self.request = request
+        self.choice = choice
+        self.ended = False
         self._cache_scope = cache_scope
         self.wire_id = wire_id
         self._emitted: list[int] = []
@@ -60,7 +62,7 @@ class Journal:
         request = self.request
         return SequenceOrder(
             key=AttemptKey(request_id=self.wire_id, attempt=attempt),
-            choice=0,
+            choices=(Choice(index=self.choice, seed=request.seed_of(self.choice)),),
             token_ids=(*request.prompt_token_ids, *self._emitted),
             prompt_tokens=len(request.prompt_token_ids),
             max_tokens=request.stop.max_tokens,
@@ -70,10 +72,10 @@ class Journal:
             top_p=request.sampling.top_p,
             top_k=request.sampling.top_k,
             min_p=request.sampling.min_p,
-            seed=request.sampling.seed,
-            logprobs=request.sampling.logprobs,
+            logprobs=request.needed_logprobs(),
             time_left_ms=time_left_ms,
             cache_scope=self._cache_scope,
+            beam=request.beam,
         )
 
     def _known(self, position: int) -> int | None:
@@ -101,7 +103,8 @@ class Journal:
             if report.position == 0:
                 cached = report.cached_tokens
             end = _ENDS[report.end] if report.end else None
-        return TokenBatch(tokens=tuple(tokens), end=end, cached_tokens=cached)
+        self.ended = self.ended or end is not None
+        return TokenBatch(tokens=tuple(tokens), end=end, cached_tokens=cached, choice=self.choice)
 
 
 def _token(report: TokenReport) -> Token:

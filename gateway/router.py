@@ -3,6 +3,8 @@
 from collections.abc import Collection, Iterable
 from dataclasses import dataclass
 
+from service.orders import SequenceOrder
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WorkerView:
@@ -10,8 +12,8 @@ class WorkerView:
 
     address: tells workers apart, whatever they call themselves. fingerprint: of its KV layout; two workers that differ
     cannot hand over. tokens_max: of the longest sequence that it can hold. queued_tokens: prompt tokens not yet
-    computed. sequences: running or promised; seats: how many there can be. blocks: free and unpromised, and in all.
-    picked: number of its last pick, which grows over the pool; for ties.
+    computed. sequences: running or promised; seats: how many there can be. blocks: free and unpromised, and in all;
+    block_size: tokens in each. picked: number of its last pick, which grows over the pool; for ties.
     """
 
     address: str
@@ -24,6 +26,7 @@ class WorkerView:
     free_blocks: int
     total_blocks: int
     picked: int
+    block_size: int = 1
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -47,9 +50,11 @@ def pick(
     *,
     tokens: int,
     tried: Collection[Route] = (),
+    order: SequenceOrder | None = None,
 ) -> Route | NoRoute:
     """The pair that is likely to answer first. decodes: None for an answer that ends with its first token. tokens: of
-    the sequence at its longest. tried: before, in vain; workers of them only if there are no others.
+    the sequence at its longest. tried: before, in vain; workers of them only if there are no others. order: whose
+    branches the decode worker must hold at once.
 
     Of the workers that can hold the sequence: the prefill worker with the fewest queued tokens, the decode worker with
     the most room. Ties go to the one that was not picked for longest.
@@ -60,7 +65,8 @@ def pick(
     if decodes is None:
         routes = [Route(prefill=source.address, decode=None) for source in sources]
         return _first(routes, tried)
-    targets = sorted((each for each in decodes if _can_serve(each, tokens)), key=_decode_score)
+    able = (each for each in decodes if _can_serve(each, tokens) and (order is None or holds(each, order)))
+    targets = sorted(able, key=_decode_score)
     if not targets:
         return NoRoute(pool="decode")
     routes = [
@@ -70,6 +76,13 @@ def pick(
         if source.fingerprint == target.fingerprint
     ]
     return _first(routes, tried) if routes else NoRoute(pool="pair")
+
+
+def holds(worker: WorkerView, order: SequenceOrder) -> bool:
+    """Whether a worker that generates has room for all branches of an order at once, when it is idle."""
+    if order.branches() == 1:
+        return True
+    return order.branches() <= worker.seats and order.blocks(worker.block_size) <= worker.total_blocks
 
 
 def _first(routes: list[Route], tried: Collection[Route]) -> Route:

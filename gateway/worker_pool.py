@@ -91,6 +91,7 @@ class WorkerRecord:
             free_blocks=self.load.free_blocks,
             total_blocks=welcome.total_blocks,
             picked=self.picked,
+            block_size=max(1, welcome.block_size),
         )
 
     def drain(self) -> None:

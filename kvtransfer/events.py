@@ -8,7 +8,6 @@ from typing import TypeAlias
 
 from kvtransfer.errors import Reason
 
-
 FirstTokens: TypeAlias = tuple[tuple[int, int], ...]
 """(choice, token) of each sequence that goes on from the blocks of one transfer."""
 

@@ -148,7 +148,7 @@ def to_spec(order: SequenceOrder) -> pb.SequenceSpec:
         logprobs=order.logprobs,
         time_left_ms=order.time_left_ms or 0,
         cache_scope=order.cache_scope,
-        beam=order.beam and _to_beam(order.beam),
+        beam=None if order.beam is None else _to_beam(order.beam),
     )
 
 

@@ -175,7 +175,7 @@ class WorkerRim:
                 host.post(partial(self._audit, gateway, request.audit.query_id, host.worker))
             case "drain":
                 self.draining = True
-            case "end_choice":
+            case "end_choice" if isinstance(request, pb.DecodeServiceAttachRequest):
                 _key(request.end_choice)
                 host.post(submission(gateway, request))
             case "submit" | "reserve":

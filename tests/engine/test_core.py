@@ -121,10 +121,10 @@ def forked(core, prompt, count, seeds, *, blocks_each):
     trunk = make_sequence("trunk", prompt, 1)
     trunk.sampling, trunk.twins = params[0], tuple(params[1:])
     core.submit(trunk)
-    output = None
+    outputs = []
     while not core.idle():
-        for output in core.step(0.0).outputs:
-            pass
+        outputs += core.step(0.0).outputs
+    (output,) = outputs
     core.detach(trunk.id)
     core.pool.waive(trunk.credit)
     branches = []

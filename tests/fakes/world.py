@@ -213,7 +213,7 @@ class World:
         if client.journal.remaining() > 1:
             ticket = self._mint(order, source.welcome, target.welcome)
             right = Target(worker=target, ticket=ticket, ticket_key=KEY)
-        client.attempt = Attempt(journal=client.journal, order=order, prefill=source, target=right)
+        client.attempt = Attempt(journals=[client.journal], order=order, prefill=source, target=right)
         client.attempt.begin()
 
     def _mint(self, order, source, target):
@@ -242,12 +242,12 @@ class World:
                         self._hear(client, node.record.address, report)
 
     def _hear(self, client, sender, letter):
-        batch = client.attempt.hear([Delivery(sender=sender, letter=letter)])
-        for token in batch.tokens:
+        batches = client.attempt.hear([Delivery(sender=sender, letter=letter)])
+        for token in (token for batch in batches for token in batch.tokens):
             assert token.position == len(client.tokens), "each position once, without gap"
             client.tokens.append(token.token_id)
-        if batch.end is not None:
-            client.outcome = batch.end.name.lower()
+        if client.journal.ended:
+            client.outcome = batches[-1].end.name.lower()
             client.attempt.close()
         elif client.attempt.failure is not None:
             assert isinstance(client.attempt.failure, AttemptLost), client.attempt.failure

@@ -45,7 +45,7 @@ class Scene:
         self.ticket = self._ticket(order)
         right = Target(worker=target, ticket=self.ticket, ticket_key=TICKET_KEY)
         self.attempt = Attempt(
-            journal=self.journal,
+            journals=[self.journal],
             order=order,
             prefill=source,
             target=right if self.journal.remaining() > 1 else None,
@@ -53,9 +53,9 @@ class Scene:
         self.heard = []
 
     def tell(self, sender, *letters):
-        batch = self.attempt.hear([Delivery(sender=sender, letter=letter) for letter in letters])
-        self.heard += [token.token_id for token in batch.tokens]
-        return batch
+        batches = self.attempt.hear([Delivery(sender=sender, letter=letter) for letter in letters])
+        self.heard += [token.token_id for batch in batches for token in batch.tokens]
+        return batches[0] if batches else None
 
     def reach(self, phase):
         """Bring the attempt into a phase by the shortest way."""

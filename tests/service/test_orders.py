@@ -52,9 +52,7 @@ unit = st.floats(0, 1)
 
 
 def choices():
-    made = st.builds(
-        Choice, index=st.integers(0, CHOICES_MAX - 1), seed=st.integers(-(2**63), 2**63 - 1)
-    )
+    made = st.builds(Choice, index=st.integers(0, CHOICES_MAX - 1), seed=st.integers(-(2**63), 2**63 - 1))
     return st.lists(made, min_size=1, max_size=3, unique_by=lambda choice: choice.index).map(tuple)
 
 
@@ -113,7 +111,10 @@ def test_an_order_that_keeps_the_rules_comes_back_as_it_was(order):
         ("key", [AttemptKey(request_id="r", attempt=0)]),
         ("key", [AttemptKey(request_id="", attempt=1), AttemptKey(request_id="é" * 65, attempt=1)]),
         ("choices", [(), tuple(Choice(index=n, seed=n) for n in range(CHOICES_MAX + 1))]),
-        ("choices", [(Choice(index=CHOICES_MAX, seed=0),), (Choice(index=1, seed=0), Choice(index=1, seed=2))]),
+        (
+            "choices",
+            [(Choice(index=CHOICES_MAX, seed=0),), (Choice(index=1, seed=0), Choice(index=1, seed=2))],
+        ),
     ],
 )
 def test_each_broken_rule_is_named(field, values):
