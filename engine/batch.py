@@ -35,8 +35,8 @@ class BlockCopy:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Batch:
-    """All runs of one step, in order. At least one, each with at least one token. copies: done before anything is
-    computed; no block is the target of one and part of another."""
+    """All runs of one step, in order. At least one, each with at least one token. copies: done in order,
+    before anything is computed."""
 
     items: tuple[BatchItem, ...]
     copies: tuple[BlockCopy, ...] = ()

@@ -117,7 +117,6 @@ class Orchestrator:
         """One attempt, from where the journals stand. Raises AttemptLost when another one should go on."""
         request = company.journals[0].request
         order = company.order(number)
-        self._require_room(order, attempts=number - 1)
         route = await self._route(company, order)
         company.tried.append(route)
         order = replace(order, time_left_ms=self._time_left_ms(request))
@@ -139,9 +138,9 @@ class Orchestrator:
                 alarm.cancel()
             attempt.close()
 
-    def _require_room(self, order: SequenceOrder, attempts: int) -> None:
-        """Several branches may be more than any worker here can hold at once. Then choices go by themselves, and a
-        search is refused."""
+    def _require_room(self, order: SequenceOrder) -> None:
+        """Several branches may be more than any worker that is here can hold at once. Then choices go by themselves, and
+        a search is refused."""
         views = [view for view in self._decodes.views() if view.ready]
         if (
             order.branches() == 1
@@ -151,7 +150,7 @@ class Orchestrator:
         ):
             return
         if order.beam is None:
-            raise Parted(attempts)
+            raise Parted(order.key.attempt - 1)
         needed = max(order.blocks(each.block_size) for each in views)
         rule = (
             f"{order.branches()} sequences in {needed} blocks at most; the workers hold "
@@ -171,6 +170,7 @@ class Orchestrator:
             route = pick(self._prefills.views(), decodes, tokens=tokens, tried=company.tried, order=order)
             if isinstance(route, Route):
                 return route
+            self._require_room(order)
             await self._wait(changed, give_up, request, route)
 
     async def _wait(self, changed: asyncio.Event, give_up: float, request: Request, missing: NoRoute) -> None:

@@ -16,7 +16,8 @@ STARTED_S = 0.5
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Wish:
     """What one client asks. deadline_s: from its start, on the gateway's clock. pause_s: how long it chews on each
-    batch. enough: tokens after which it wants no more, as after a stop string. salt: whose cache it uses."""
+    batch. enough: tokens after which it wants no more, as after a stop string. salt: whose cache it uses. n: choices;
+    what ends one of them ends no other."""
 
     gateway: str
     at: float
@@ -32,6 +33,7 @@ class Wish:
     pause_s: float = 0.0
     enough: int | None = None
     salt: str = ""
+    n: int = 1
 
     def tokens(self):
         return len(self.prompt) + self.max_tokens
@@ -66,7 +68,11 @@ class Scenario:
 
     def may_refuse(self):
         """Whether a queue can be full."""
-        return min(self.queue_requests_max, self.inbox_actions_max, self.transfers_max) < len(self.wishes)
+        return min(self.queue_requests_max, self.inbox_actions_max, self.transfers_max) < self.choices()
+
+    def choices(self):
+        """Answers in all: after a loss each goes its own way."""
+        return sum(wish.n for wish in self.wishes)
 
     def prefills(self):
         return tuple(name for name in self.blocks if name.startswith("p"))
@@ -152,6 +158,7 @@ def _wish(dice, gateway, spread_s, openings):
         pause_s=dice.choice((0.001, 0.05, 0.4)) if dice.random() < 0.15 else 0.0,
         enough=dice.randint(1, max_tokens) if dice.random() < 0.15 else None,
         salt=dice.choice(("", "", "other")),
+        n=dice.choice((1, 1, 1, 2, 3)),
     )
 
 

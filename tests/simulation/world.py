@@ -164,13 +164,14 @@ class World:
 
     def attempted(self, key, request_id):
         client = self.clients[int(request_id)]
-        client.wire_id = key.request_id
-        client.attempts += 1
-        if key.attempt != client.attempts:
-            self.fail("I5", f"attempt {client.attempts} of request {request_id} is called {key}")
-        self._by_wire_id[key.request_id] = client
+        before, name = client.wire_ids, key.request_id
+        number = 1 + before.get(name, before.get(name.rpartition(".")[0], 0))
+        if key.attempt != number:
+            self.fail("I5", f"attempt {number} of request {request_id} is called {key}")
+        client.wire_ids[name] = number
+        self._by_wire_id[name] = client
 
-    def committed(self, worker, ticket, first_token, kv):
+    def committed(self, worker, ticket, first_tokens, kv):
         """I5, I7: one commit for each attempt, and of the right bytes."""
         self.counts["commits"] += 1
         attempt = (ticket.request_id, ticket.attempt)
@@ -178,16 +179,19 @@ class World:
             self.fail("I5", f"{attempt} is committed twice")
         self._commits.add(attempt)
         client = self._by_wire_id[ticket.request_id]
-        answer, prompt = client.answer, len(client.wish.prompt)
+        prompt = len(client.wish.prompt)
         held = ticket.first_block * BLOCK * POSITION_BYTES
         sent = ticket.num_tokens * POSITION_BYTES - held
         self.counts["blocks not sent"] += ticket.first_block
-        if (
-            kv[:sent] != answer.kv[held : held + sent]
-            or first_token != answer.tokens[ticket.num_tokens - prompt]
-        ):
-            self.counts["wrong commits"] += 1
-            self.fail("I7", f"{worker.name} commits wrong KV for request {client.number}")
+        self.counts["choices committed"] += len(first_tokens)
+        for choice, first_token in first_tokens:
+            answer = client.choices[choice].answer
+            if (
+                kv[:sent] != answer.kv[held : held + sent]
+                or first_token != answer.tokens[ticket.num_tokens - prompt]
+            ):
+                self.counts["wrong commits"] += 1
+                self.fail("I7", f"{worker.name} commits wrong KV for request {client.number}")
 
     def salt_of(self, wire_id):
         return self._by_wire_id[wire_id].wish.salt
@@ -210,7 +214,7 @@ class World:
             self.agenda.after(LOOK_S, partial(self._check_gone, client))
             return
         for name, process in self.processes.items():
-            if name not in self.scenario.gateways and client.wire_id in process.pool.owned():
+            if name not in self.scenario.gateways and process.pool.owned() & client.wire_ids.keys():
                 self.fail("I9", f"{name} still has blocks of request {client.number}: {process.left()}")
 
     def _promised_end_s(self):
@@ -219,7 +223,7 @@ class World:
         given."""
         scenario = self.scenario
         slowest_s = max(scenario.lags_s.values()) + scenario.data_latency_s + scenario.stream_latency_s
-        narrow = min(scenario.capacity_packets, scenario.remembered_max) < len(scenario.wishes)
+        narrow = min(scenario.capacity_packets, scenario.remembered_max) < scenario.choices()
         packets_lost = any(fault.kind in PACKET_KINDS for fault in scenario.faults)
         lossy = narrow or packets_lost or self._disturbances
         lease_s = scenario.lease_ms / 1000
