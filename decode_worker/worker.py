@@ -7,15 +7,16 @@ results into reports. Never touches a socket, never reads a block that was not c
 from collections.abc import Callable
 from dataclasses import dataclass
 
+from decode_worker.adoption import begin_search, believable, require_possible, run_choices
 from decode_worker.policy import DecodePolicy
 from decode_worker.reservations import Reservation, Reservations, ReservationState
-from engine.cache.block_pool import Credit, Ledger
-from engine.cache.block_table import BlockTable
+from decode_worker.search import Search, reports_of
+from engine.cache.block_pool import Ledger
 from engine.cache.kv_cache import KVCache
 from engine.core import EngineCore, Output, StepResult
-from engine.sequence import EndReason, SamplingParams, Sequence, SequenceId, StopRules
+from engine.sequence import EndReason, Sequence, SequenceId
 from kvtransfer.errors import Overloaded, Reason, TicketRefused
-from kvtransfer.events import Closed, Failed, FirstTokens, Opened, Received, TargetEvent
+from kvtransfer.events import Closed, Failed, Opened, Received, TargetEvent
 from kvtransfer.target_endpoint import TransferTarget
 from kvtransfer.ticket import Ticket
 from service.load import WorkerLoad
@@ -67,6 +68,7 @@ class DecodeWorker:
         self._reservations = Reservations(core.pool)
         self._tickets: dict[AttemptKey, bytes] = {}
         self._running: dict[AttemptKey, Running] = {}
+        self._searches: dict[AttemptKey, Search] = {}
         self._finished_sequences = 0
         self._books = TokenBooks()
 
@@ -93,6 +95,8 @@ class DecodeWorker:
             if choice in self._running[key].sequences:
                 self._leave(key, choice)
                 self._grant()
+            return
+        if key in self._searches:
             return
         reservation = self._reservations.find(self._tickets[key])
         assert reservation is not None
@@ -160,7 +164,8 @@ class DecodeWorker:
     def _ask(self, gateway: str, order: SequenceOrder, ticket: Ticket) -> None:
         """Raises AttemptRefused, TicketRefused or Overloaded."""
         block_size = self._cache.layout.block_size
-        _require_possible(order, self._policy.seats, self._core.pool.total, block_size)
+        total_blocks = self._core.pool.total
+        require_possible(order, seats=self._policy.seats, total_blocks=total_blocks, block_size=block_size)
         live = [(self._gateway_of(key), key) for key in self._live()]
         older = superseded(gateway, order.key, live)
         if (gateway, order.key) in live:
@@ -193,14 +198,18 @@ class DecodeWorker:
         granted = self._policy.grant(
             tuple(map(self._reservations.view, asking)),
             available_blocks=self._core.pool.available,
-            taken_seats=sum(len(each.sequences) for each in self._running.values())
-            + self._reservations.seats(),
+            taken_seats=self._seats() + self._reservations.seats(),
             now=self._clock(),
         )
         chosen = {view.id for view in granted}
         for reservation in asking:
             if reservation.id() in chosen:
                 self._grant_one(reservation)
+
+    def _seats(self) -> int:
+        """Sequences that run, or may at any moment."""
+        searching = sum(search.order.branches() for search in self._searches.values())
+        return searching + sum(len(each.sequences) for each in self._running.values())
 
     def _grant_one(self, reservation: Reservation) -> None:
         key, ticket_id = reservation.order.key, reservation.ticket.ticket_id
@@ -227,42 +236,33 @@ class DecodeWorker:
             return
         order = reservation.order
         assert event.num_tokens == len(order.token_ids), "the manifest was checked against the ticket"
-        if not _believable(event.first_tokens, order, self._vocab_size):
+        if not believable(event.first_tokens, order, self._vocab_size):
             self._end(order.key)
             wrong = EndedReport(key=order.key, cause=EndCause.TRANSFER_FAILED, detail="no such first token")
             self._tell(reservation.gateway, wrong)
             return
+        wanted = tuple(pair for pair in event.first_tokens if pair[0] not in reservation.unwanted)
+        if not wanted and order.beam is None:
+            self._end(order.key)
+            return
         table, credit = self._reservations.adopt(event.ticket_id)
-        going_on = [pair for pair in event.first_tokens if pair[0] not in reservation.unwanted]
-        sequences = self._fork(reservation, going_on, table, credit)
         del self._tickets[order.key]
-        if sequences:
+        now = self._clock()
+        if order.beam is not None:
+            search = begin_search(self._core, reservation, order.beam, table, credit, now)
+            self._searches[order.key] = search
+        else:
+            size = self._cache.layout.block_size
+            sequences = run_choices(self._core, reservation, wanted, table, credit, block_size=size, now=now)
             self._running[order.key] = Running(gateway=reservation.gateway, order=order, sequences=sequences)
         self._target.commit(event.ticket_id)
         self._tell(reservation.gateway, AdoptedReport(key=order.key))
 
-    def _fork(
-        self, reservation: Reservation, going_on: list[tuple[int, int]], table: BlockTable, credit: Credit
-    ) -> dict[int, Sequence]:
-        """A running sequence for each (choice, first token). They share the blocks of the hand-off; each is promised
-        all that it can ever write."""
-        pool, order, size = self._core.pool, reservation.order, self._cache.layout.block_size
-        pool.waive(credit)
-        common = order.common_tokens() // size if order.branches() > 1 else len(table)
-        sequences, now = {}, self._clock()
-        for choice, first_token in going_on:
-            sequence = _sequence(reservation, choice, first_token, now)
-            sequence.computed = len(order.token_ids)
-            sequence.table = pool.fork(table, table.owner)
-            sequence.credit = pool.grant(table.owner, order.branch_blocks(size) - common)
-            sequences[choice] = sequence
-        pool.release(table)
-        for sequence in sequences.values():
-            self._core.adopt(sequence)
-        return sequences
-
     def _token(self, output: Output) -> None:
         key, choice = _key(output.sequence.id), output.sequence.id[2]
+        if key in self._searches:
+            self._hypothesis(key, output)
+            return
         running = self._running[key]
         order, token = running.order, output.sampled
         self._tell(
@@ -280,6 +280,16 @@ class DecodeWorker:
         if output.sequence.end_reason is not None:
             self._finished_sequences += 1
             self._leave(key, choice)
+
+    def _hypothesis(self, key: AttemptKey, output: Output) -> None:
+        """A search took a step; when it was the last one, its answers are complete all at once."""
+        search = self._searches[key]
+        answers = search.hear(output)
+        if answers:
+            del self._searches[key]
+            self._finished_sequences += len(answers)
+            for report in reports_of(search.order, answers):
+                self._tell(search.gateway, report)
 
     def _leave(self, key: AttemptKey, choice: int) -> None:
         """One choice goes on no more. Its blocks are given back; those of others stay theirs."""
@@ -299,15 +309,19 @@ class DecodeWorker:
         ticket_id = self._tickets.pop(key, None)
         if ticket_id is not None and self._reservations.withdraw(ticket_id) is not ReservationState.ASKING:
             self._target.withdraw(ticket_id)
+        if key in self._searches:
+            self._searches.pop(key).end()
         for choice in tuple(self._running[key].sequences) if key in self._running else ():
             self._leave(key, choice)
 
     def _live(self) -> list[AttemptKey]:
-        return [*self._tickets, *self._running]
+        return [*self._tickets, *self._running, *self._searches]
 
     def _gateway_of(self, key: AttemptKey) -> str:
         if key in self._running:
             return self._running[key].gateway
+        if key in self._searches:
+            return self._searches[key].gateway
         reservation = self._reservations.find(self._tickets[key])
         assert reservation is not None
         return reservation.gateway
@@ -319,48 +333,6 @@ _REFUSALS: dict[type[Exception], EndCause] = {
     Overloaded: EndCause.EXHAUSTED,
 }
 _END = {EndReason.STOP: TokenEnd.STOP, EndReason.LENGTH: TokenEnd.LENGTH}
-
-
-def _require_possible(order: SequenceOrder, seats: int, total_blocks: int, block_size: int) -> None:
-    """Raises AttemptRefused for what would wait here for ever, or has nothing to do here."""
-    if not order.goes_on():
-        raise AttemptRefused("max_tokens: an answer that ends with its first token is not for this worker")
-    if order.branches() > seats:
-        raise AttemptRefused(f"choices: {order.branches()} sequences at once; there are {seats} seats")
-    if order.blocks(block_size) > total_blocks:
-        raise AttemptRefused(f"choices: {order.blocks(block_size)} blocks in all; there are {total_blocks}")
-
-
-def _believable(first_tokens: FirstTokens, order: SequenceOrder, vocab_size: int) -> bool:
-    """Whether these can be the first tokens of an order's choices that go on."""
-    indices = [choice for choice, _ in first_tokens]
-    asked = {each.index for each in order.choices}
-    known = len(set(indices)) == len(indices) and asked.issuperset(indices)
-    return known and bool(indices) and all(token < vocab_size for _, token in first_tokens)
-
-
-def _sequence(reservation: Reservation, choice: int, first_token: int, now: float) -> Sequence:
-    """The prompt and the first token of a choice, which the source sampled."""
-    order = reservation.order
-    return Sequence(
-        id=(order.key.request_id, order.key.attempt, choice),
-        tokens=[*order.token_ids, first_token],
-        sampling=SamplingParams(
-            temperature=order.temperature,
-            top_k=order.top_k,
-            top_p=order.top_p,
-            min_p=order.min_p,
-            seed=next(each.seed for each in order.choices if each.index == choice),
-            logprobs=order.logprobs,
-        ),
-        stop=StopRules(
-            length_limit=order.length_limit(),
-            min_length=order.prompt_tokens + order.min_tokens,
-            stop_token_ids=order.stop_token_ids,
-        ),
-        arrived=now,
-        chain=reservation.chain.fork(),
-    )
 
 
 def _key(sequence_id: SequenceId) -> AttemptKey:

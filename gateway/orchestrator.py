@@ -139,8 +139,8 @@ class Orchestrator:
             attempt.close()
 
     def _require_room(self, order: SequenceOrder) -> None:
-        """Several branches may be more than any worker that is here can hold at once. Then choices go by themselves, and
-        a search is refused."""
+        """Several branches may be more than any worker that is here can hold at once. Then choices go by themselves,
+        and a search is refused."""
         views = [view for view in self._decodes.views() if view.ready]
         if (
             order.branches() == 1

@@ -118,7 +118,7 @@ class SequenceOrder:
         """Blocks that all branches together can ever need. Each copies the block that the common tokens end in before
         it goes on in it."""
         branches, full = self.branches(), self.common_tokens() // block_size
-        copied = branches > 1 and self.common_tokens() % block_size > 0
+        copied = branches > 1 and (self.beam is not None or self.common_tokens() % block_size > 0)
         return full + copied + branches * (self.branch_blocks(block_size) - full)
 
 
