@@ -1,7 +1,9 @@
 """Several answers to one prompt, over both faces: what they are, what they cost, and that no kill shows in them."""
 
 import asyncio
+import json
 from dataclasses import dataclass, field
+from pathlib import Path
 
 import grpc
 import httpx
@@ -12,6 +14,7 @@ from crossdock.v1 import inference_pb2, inference_pb2_grpc
 from tests.e2e.conftest import running_stack, spec, tokens_of
 from tests.e2e.test_kills import kill, ready, some_tokens
 
+GOLDEN = Path(__file__).parents[1] / "data" / "golden_smollm2_beams_fp32.jsonl"
 PROMPT = tokens_of(3, 150)
 SEED = 77
 SAMPLED = {"temperature": 0.9, "top_p": 0.95}
@@ -112,6 +115,31 @@ async def test_openai_clients_get_the_same_choices_whole_and_streamed(exact_stac
     assert [choice["index"] for choice in chat.json()["choices"]] == [0, 1, 2]
     assert streamed.text.count('"finish_reason":"length"') == 2
     assert streamed.text.rstrip().endswith("[DONE]")
+
+
+async def test_a_beam_search_is_transformers_own_over_both_faces(exact_stack):
+    """A golden prompt of tests/data, four beams; each search computes the prompt once."""
+    golden = next(
+        line
+        for line in map(json.loads, GOLDEN.read_text().splitlines())
+        if line["asked"] == {"max_new_tokens": 24, "num_beams": 4}
+    )
+    before = computed(exact_stack)
+    async with AsyncClient(exact_stack.grpc) as client:
+        how = Generation(beam_width=4, n=4, max_tokens=24, logprobs=1, cache_salt="beams")
+        found = await client.generate(golden["prompt_ids"], how)
+        streamed = [delta async for delta in client.stream(golden["prompt_ids"], how)]
+    assert [list(choice.token_ids) for choice in found.choices] == golden["outputs"]
+    assert computed(exact_stack)["prefill"] - before["prefill"] == 2 * len(golden["prompt_ids"])
+    totals = [sum(token.logprob for token in choice.logprobs) for choice in found.choices]
+    scores = [total / len(choice.token_ids) for total, choice in zip(totals, found.choices, strict=True)]
+    assert scores == pytest.approx(golden["scores"], abs=2e-3)
+    assert [list(delta.token_ids) for delta in streamed] == golden["outputs"], "whole, at the end"
+    body = {"prompt": golden["prompt_ids"], "use_beam_search": True, "best_of": 4, "n": 2}
+    body |= {"max_tokens": 24, "return_token_ids": True, "temperature": 0}
+    async with httpx.AsyncClient(base_url=exact_stack.http, timeout=60) as http:
+        answer = (await http.post("/v1/completions", json=body)).json()
+    assert [choice["token_ids"] for choice in answer["choices"]] == golden["outputs"][:2]
 
 
 @pytest.mark.timeout(240)

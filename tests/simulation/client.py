@@ -32,7 +32,7 @@ class Client:
         self.gateway = None
         self.wire_ids = {}
         self.unread = set()
-        self.choices = [Choice(self._right(choice_seed(wish.seed, number))) for number in range(wish.n)]
+        self.choices = [Choice(answer) for answer in self._right()]
         self._world = world
         self._deadline = None
 
@@ -45,18 +45,15 @@ class Client:
     def attempts(self):
         return sum(self.wire_ids.values())
 
-    def _right(self, seed):
+    def _right(self):
+        """What each choice must be."""
         wish = self.wish
-        return oracle.answer(
-            wish.prompt,
-            max_tokens=wish.max_tokens,
-            min_tokens=wish.min_tokens,
-            stop=wish.stop,
-            temperature=wish.temperature,
-            top_p=wish.top_p,
-            top_k=wish.top_k,
-            seed=seed,
-        )
+        ends = {"max_tokens": wish.max_tokens, "min_tokens": wish.min_tokens, "stop": wish.stop}
+        if wish.beam is not None:
+            return oracle.searched(wish.prompt, wish.beam, wish.n, **ends)
+        drawn = {"temperature": wish.temperature, "top_p": wish.top_p, "top_k": wish.top_k}
+        seeds = [choice_seed(wish.seed, number) for number in range(wish.n)]
+        return [oracle.answer(wish.prompt, seed=seed, **ends, **drawn) for seed in seeds]
 
     def request(self, now):
         wish = self.wish
@@ -85,6 +82,7 @@ class Client:
             cache_salt=wish.salt,
             n=wish.n,
             best_of=wish.n,
+            beam=wish.beam,
         )
 
     def take(self, batch):
@@ -134,7 +132,8 @@ class Client:
                 self._world.fail("I8", f"request {self.number} ends without need: {self.detail}")
 
     def _one_token_is_left(self):
-        return any(self.wish.max_tokens - len(choice.tokens) == 1 for choice in self.choices)
+        left = [self.wish.max_tokens - len(choice.tokens) for choice in self.choices]
+        return self.wish.beam is None and 1 in left
 
     def _check_punctual(self):
         """A deadline is kept, unless something happened to the gateway's own process."""
@@ -161,5 +160,8 @@ class Client:
         elif self.outcome == "Unavailable":
             if not faults and not self._world.scenario.may_refuse():
                 fail("I8", f"request {self.number} is not served: {self.detail}")
+        elif self.outcome == "InvalidRequest":
+            if self.wish.beam is None:
+                fail("I8", f"request {self.number} is refused: {self.detail}")
         elif self.outcome not in ("cancelled", "broken"):
             fail("I8", f"request {self.number} ends with {self.outcome}: {self.detail}")

@@ -3,6 +3,7 @@
 import random
 from dataclasses import dataclass
 
+from service.orders import Beam
 from tests.fakes.hash_model import VOCAB
 from tests.simulation.faults import Fault, draw_faults
 
@@ -17,7 +18,7 @@ STARTED_S = 0.5
 class Wish:
     """What one client asks. deadline_s: from its start, on the gateway's clock. pause_s: how long it chews on each
     batch. enough: tokens after which it wants no more, as after a stop string. salt: whose cache it uses. n: choices;
-    what ends one of them ends no other."""
+    what ends one of them ends no other. beam: they are the best of a search."""
 
     gateway: str
     at: float
@@ -34,6 +35,7 @@ class Wish:
     enough: int | None = None
     salt: str = ""
     n: int = 1
+    beam: Beam | None = None
 
     def tokens(self):
         return len(self.prompt) + self.max_tokens
@@ -159,6 +161,7 @@ def _wish(dice, gateway, spread_s, openings):
         enough=dice.randint(1, max_tokens) if dice.random() < 0.15 else None,
         salt=dice.choice(("", "", "other")),
         n=dice.choice((1, 1, 1, 2, 3)),
+        beam=Beam(width=3, early_stopping=dice.random() < 0.5) if dice.random() < 0.1 else None,
     )
 
 
