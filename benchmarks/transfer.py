@@ -246,7 +246,6 @@ class Sender:
             os.urandom,
             request_id="r",
             attempt=0,
-            choice=0,
             source=SOURCE,
             target=TARGET,
             layout_fingerprint=layout.fingerprint(),

@@ -34,7 +34,7 @@ class Search:
     order: SequenceOrder
     scores: BeamSearch
     credit: Credit
-    _branches: list[Branch] = field(default_factory=list)
+    _branches: list[Branch] = field(default_factory=list, init=False)
 
     def begin(self, table: BlockTable, chain: PrefixChain, now: float) -> None:
         """From blocks with the KV of all tokens of the order."""

@@ -28,7 +28,7 @@ class Company:
     wire_id: str
     tried: list[Route]
     unread: Collection[int]
-    _told: set[int] = field(default_factory=set)
+    _told: set[int] = field(default_factory=set, init=False)
 
     def alone(self, journal: Journal) -> "Company":
         """One of these on its own."""

@@ -209,7 +209,6 @@ class Orchestrator:
             self._randomness,
             request_id=order.key.request_id,
             attempt=order.key.attempt,
-            choice=order.choices[0].index,
             source=Identity(worker_id=source.worker_id, epoch=source.epoch),
             target=Identity(worker_id=target.worker_id, epoch=target.epoch),
             layout_fingerprint=target.layout_fingerprint,

@@ -31,7 +31,6 @@ _SCHEMA = schema.record(
     TICKET_ID,
     schema.text(1, 256),
     ATTEMPT,
-    schema.integer(0, schema.U32_MAX),
     WORKER_ID,
     EPOCH,
     WORKER_ID,
@@ -58,7 +57,6 @@ class Ticket:
     ticket_id: bytes
     request_id: str
     attempt: int
-    choice: int
     source_id: str
     source_epoch: int
     target_id: str
@@ -95,7 +93,6 @@ def mint(
     *,
     request_id: str,
     attempt: int,
-    choice: int,
     source: Identity,
     target: Identity,
     layout_fingerprint: bytes,
@@ -109,7 +106,6 @@ def mint(
         ticket_id=randomness(TICKET_ID_BYTES),
         request_id=request_id,
         attempt=attempt,
-        choice=choice,
         source_id=source.worker_id,
         source_epoch=source.epoch,
         target_id=target.worker_id,

@@ -139,7 +139,6 @@ class Stranger:
             secrets.token_bytes,
             request_id="orphan",
             attempt=1,
-            choice=0,
             source=self._source,
             target=self._target,
             layout_fingerprint=self._shape.fingerprint,

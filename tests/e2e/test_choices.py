@@ -59,7 +59,9 @@ def computed(stack):
     return sums
 
 
-async def test_four_seeded_choices_are_four_single_runs_and_their_prompt_is_computed_once(exact_stack):
+async def test_case_67_four_seeded_choices_are_four_single_runs_and_their_prompt_is_computed_once(
+    exact_stack,
+):
     async with AsyncClient(exact_stack.grpc) as client:
         singles = [
             await client.generate(PROMPT, Generation(**{**vars_of(HOW), "seed": choice_seed(SEED, number)}))
@@ -94,6 +96,20 @@ async def test_the_best_of_several_are_the_likeliest_of_them(exact_stack):
     assert [choice.token_ids for choice in best.choices] == [choice.token_ids for choice in ranked[:2]]
     assert [choice.seed for choice in best.choices] == [choice.seed for choice in ranked[:2]]
     assert best.usage.completion_tokens == 80, "what is not shown was computed all the same"
+
+
+async def test_a_stop_string_ends_its_choice_on_the_worker_too_and_the_other_goes_on(exact_stack):
+    async with AsyncClient(exact_stack.grpc) as client:
+        how = {**vars_of(HOW), "n": 2, "max_tokens": 200}
+        whole = await client.generate(PROMPT, Generation(**how))
+        words = [choice.text.split() for choice in whole.choices]
+        stop = next(word for word in words[0][3:] if word not in whole.choices[1].text)
+        before = computed(exact_stack)["decode"]
+        stopped = await client.generate(PROMPT, Generation(**{**how, "stop": (stop,)}))
+        assert computed(exact_stack)["decode"] - before < 199 + 100
+    first, second = stopped.choices
+    assert first.text == whole.choices[0].text.partition(stop)[0]
+    assert second.token_ids == whole.choices[1].token_ids
 
 
 async def test_openai_clients_get_the_same_choices_whole_and_streamed(exact_stack):
@@ -143,8 +159,8 @@ async def test_a_beam_search_is_transformers_own_over_both_faces(exact_stack):
 
 
 @pytest.mark.timeout(240)
-async def test_no_kill_under_streams_of_two_choices_shows_in_any_of_them():
-    """Row 37: seeded, n = 2, with logprobs."""
+async def test_case_37_no_kill_under_streams_of_two_choices_shows_in_any_of_them():
+    """Seeded, n = 2, with logprobs."""
     asked = [
         spec(
             tokens_of(number, 60),

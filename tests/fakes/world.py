@@ -221,7 +221,6 @@ class World:
             self.dice.randbytes,
             request_id=order.key.request_id,
             attempt=order.key.attempt,
-            choice=0,
             source=Identity(worker_id=source.worker_id, epoch=source.epoch),
             target=Identity(worker_id=target.worker_id, epoch=target.epoch),
             layout_fingerprint=self.layout.fingerprint(),

@@ -82,7 +82,6 @@ class Scene:
             lambda count: bytes(range(1, count + 1)),
             request_id=order.key.request_id,
             attempt=order.key.attempt,
-            choice=0,
             source=Identity(worker_id="p", epoch=7),
             target=Identity(worker_id="d", epoch=7),
             layout_fingerprint=FINGERPRINT,
@@ -276,9 +275,7 @@ class Pair(Scene):
         choices = tuple(choice for order in orders for choice in order.choices)
         order = replace(orders[0], key=self.say.key, choices=choices)
         right = Target(worker=self.d.record, ticket=self.ticket, ticket_key=TICKET_KEY)
-        self.attempt = Attempt(
-            journals=self.journals, order=order, prefill=self.p.record, target=right
-        )
+        self.attempt = Attempt(journals=self.journals, order=order, prefill=self.p.record, target=right)
 
     def tell(self, sender, *letters):
         batches = self.attempt.hear([Delivery(sender=sender, letter=letter) for letter in letters])

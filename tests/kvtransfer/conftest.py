@@ -46,7 +46,6 @@ class World:
             lambda count: next(_SERIAL).to_bytes(count, "big"),
             request_id="request",
             attempt=3,
-            choice=0,
             source=SOURCE,
             target=TARGET,
             layout_fingerprint=layout.fingerprint(),

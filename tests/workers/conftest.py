@@ -135,7 +135,6 @@ class Bench:
             lambda size: next(self._serial).to_bytes(size, "big"),
             request_id=order.key.request_id,
             attempt=order.key.attempt,
-            choice=0,
             source=P,
             target=D,
             layout_fingerprint=LAYOUT.fingerprint(),
