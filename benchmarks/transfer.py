@@ -219,7 +219,7 @@ class Sender:
         began = time.perf_counter()
         for first in range(0, len(self._blocks), step):
             self._source.push(ticket.ticket_id, first, self._blocks[first : first + step])
-        self._source.finish(ticket.ticket_id, ticket.num_tokens, 7)
+        self._source.finish(ticket.ticket_id, ticket.num_tokens, ((0, 7),))
         assert isinstance(self._events.get(), events.Committed)
         seconds = time.perf_counter() - began
         assert isinstance(self._events.get(), events.Closed)
@@ -246,7 +246,6 @@ class Sender:
             os.urandom,
             request_id="r",
             attempt=0,
-            choice=0,
             source=SOURCE,
             target=TARGET,
             layout_fingerprint=layout.fingerprint(),

@@ -11,10 +11,12 @@ from types import TracebackType
 import grpc
 
 from crossdock import wire
+from crossdock.seeds import choice_seed
 from crossdock.v1 import inference_pb2 as pb
 from crossdock.v1 import inference_pb2_grpc as pb_grpc
 from crossdock.values import (
     Answer,
+    Choice,
     Delta,
     FinishReason,
     Generation,
@@ -32,6 +34,7 @@ __all__ = [
     "DEFAULT_TARGET",
     "Answer",
     "AsyncClient",
+    "Choice",
     "Client",
     "Delta",
     "FinishReason",
@@ -43,6 +46,7 @@ __all__ = [
     "TokenLogprob",
     "Usage",
     "Violation",
+    "choice_seed",
     "request_error",
 ]
 

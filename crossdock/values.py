@@ -45,6 +45,11 @@ class Generation:
     cache_salt: str = ""
     priority: int = 0
     timeout_s: float | None = None
+    n: int | None = None
+    best_of: int | None = None
+    beam_width: int | None = None
+    length_penalty: float | None = None
+    early_stopping: bool | None = None
 
 
 class FinishReason(Enum):
@@ -75,7 +80,8 @@ class Usage:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Delta:
-    """What is new. first_position: of token_ids[0] in the answer. finish, usage: with the last delta."""
+    """What is new in one choice. first_position: of token_ids[0] in it. finish: with the choice's last delta; usage:
+    with the last one of all."""
 
     text: str
     token_ids: tuple[int, ...]
@@ -83,11 +89,24 @@ class Delta:
     logprobs: tuple[TokenLogprob, ...]
     finish: FinishReason | None
     usage: Usage | None
+    choice: int = 0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Choice:
+    """One of several answers. seed: a request with this seed and n = 1 gets the same one."""
+
+    text: str
+    token_ids: tuple[int, ...]
+    logprobs: tuple[TokenLogprob, ...]
+    finish: FinishReason
+    seed: int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Answer:
-    """The whole of an answer. seed: the one that it is a function of."""
+    """The whole of an answer. seed: the one that it is a function of. text, token_ids, logprobs, finish: of the first
+    of its choices."""
 
     request_id: str
     text: str
@@ -96,6 +115,7 @@ class Answer:
     finish: FinishReason
     usage: Usage
     seed: int
+    choices: tuple[Choice, ...]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

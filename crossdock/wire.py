@@ -9,6 +9,7 @@ import grpc
 from crossdock.v1 import inference_pb2 as pb
 from crossdock.values import (
     Answer,
+    Choice,
     Delta,
     FinishReason,
     Generation,
@@ -48,6 +49,11 @@ def spec(prompt: Prompt, how: Generation) -> pb.GenerationSpec:
             seed=how.seed,
             max_tokens=how.max_tokens,
             min_tokens=how.min_tokens,
+            n=how.n,
+            best_of=how.best_of,
+            beam_width=how.beam_width,
+            length_penalty=how.length_penalty,
+            early_stopping=how.early_stopping,
         ),
         stop=_filled(
             pb.StopConditions,
@@ -100,19 +106,31 @@ def deltas(response: pb.GenerateStreamResponse) -> Iterator[Delta]:
             logprobs=_logprobs(delta.token_ids, delta.logprobs),
             finish=FinishReason(delta.finish.reason) if delta.HasField("finish") else None,
             usage=usage if number == len(response.deltas) else None,
+            choice=delta.index,
         )
 
 
 def answer(response: pb.GenerateResponse) -> Answer:
-    output = response.outputs[0]
+    choices = tuple(
+        Choice(
+            text=output.text,
+            token_ids=tuple(output.token_ids),
+            logprobs=_logprobs(output.token_ids, output.logprobs),
+            finish=FinishReason(output.finish.reason),
+            seed=seed,
+        )
+        for output, seed in zip(response.outputs, response.prompt_info.choice_seeds, strict=True)
+    )
+    first = choices[0]
     return Answer(
         request_id=response.request_id,
-        text=output.text,
-        token_ids=tuple(output.token_ids),
-        logprobs=_logprobs(output.token_ids, output.logprobs),
-        finish=FinishReason(output.finish.reason),
+        text=first.text,
+        token_ids=first.token_ids,
+        logprobs=first.logprobs,
+        finish=first.finish,
         usage=_usage(response.usage),
         seed=response.prompt_info.seed,
+        choices=choices,
     )
 
 

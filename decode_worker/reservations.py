@@ -6,7 +6,7 @@ nothing, moves no bytes.
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from enum import Enum, auto
 
 from engine.cache.block_pool import BlockPool, Credit
@@ -57,9 +57,9 @@ RESERVATION_TRANSITIONS: Mapping[tuple[ReservationState, ReservationEvent], Rese
 
 @dataclass(slots=True, kw_only=True)
 class Reservation:
-    """blocks_max: blocks the sequence can ever need here. chain: names its prefixes. arrived: seconds on the worker's
-    clock, in the past for what has waited elsewhere. ticket: as the gateway minted it, from the grant on without the
-    blocks that are here already."""
+    """blocks_max: blocks that all its sequences can ever need here. chain: names its prefixes. arrived: seconds on the
+    worker's clock, in the past for what has waited elsewhere. ticket: as the gateway minted it, from the grant on
+    without the blocks that are here already. unwanted: choices that nobody reads any more."""
 
     gateway: str
     order: SequenceOrder
@@ -70,6 +70,7 @@ class Reservation:
     state: ReservationState = ReservationState.ASKING
     credit: Credit | None = None
     table: BlockTable | None = None
+    unwanted: set[int] = field(default_factory=set)
 
     def advance(self, event: ReservationEvent) -> None:
         """Take one legal transition. Raises IllegalTransition, and changes nothing, for any other."""
@@ -80,7 +81,7 @@ class Reservation:
         self.state = target
 
     def id(self) -> SequenceId:
-        return (self.order.key.request_id, self.order.key.attempt, self.order.choice)
+        return (self.order.key.request_id, self.order.key.attempt, self.order.choices[0].index)
 
     def links(self) -> list[PrefixLink]:
         """Of all full blocks that the hand-off would fill."""
@@ -88,7 +89,10 @@ class Reservation:
         return self.chain.links(tokens, 0, self.chain.full_blocks(len(tokens)))
 
     def blocks_to_start(self) -> int:
-        """Blocks that it must have or be promised before anything is computed for it."""
+        """Blocks that it must have or be promised before anything is computed for it: all, for several sequences, which
+        then are never given up."""
+        if self.order.branches() > 1:
+            return self.blocks_max
         known = self.chain.blocks_for(len(self.order.token_ids))
         return blocks_at_start(known, self.blocks_max, self.order.preemptions)
 
@@ -117,7 +121,7 @@ class Reservations:
     def seats(self) -> int:
         """Reservations that will become sequences, as far as anybody knows."""
         pending = (ReservationState.GRANTED, ReservationState.BOUND)
-        return sum(each.state in pending for each in self._reservations.values())
+        return sum(each.order.branches() for each in self._reservations.values() if each.state in pending)
 
     def growing_blocks(self) -> int:
         """Blocks that those with a seat may come to need and that nobody promised them."""
@@ -144,6 +148,7 @@ class Reservations:
             blocks_to_end=reservation.blocks_max - reservation.blocks_to_start(),
             arrived=reservation.arrived,
             coming=reservation.chain.tokens_in(self._coming.count(links[match.blocks :])),
+            seats=reservation.order.branches(),
         )
 
     def fitted(self, ticket_id: bytes) -> Ticket:
@@ -174,7 +179,7 @@ class Reservations:
         return reservation.table
 
     def adopt(self, ticket_id: bytes) -> tuple[BlockTable, Credit]:
-        """Everything has arrived: blocks and the rest of the promise go to the sequence."""
+        """Everything has arrived: blocks and the rest of the promise go to the sequence, or to what forks from it."""
         reservation = self._reservations[ticket_id]
         reservation.advance(ReservationEvent.ADOPT)
         assert reservation.table is not None and reservation.credit is not None

@@ -9,7 +9,7 @@ from crossdock.worker.v1 import worker_pb2 as pb
 from crossdock.worker.v1.worker_pb2_grpc import DecodeServiceServicer
 from decode_worker.worker import DecodeWorker
 from kvtransfer.desk import TicketDesk
-from service.orders import OrderLimits, from_spec
+from service.orders import AttemptKey, OrderLimits, from_spec
 from service.worker_rim import Action, Host, WorkerRim
 
 Request = pb.DecodeServiceAttachRequest
@@ -36,9 +36,13 @@ class DecodeServicer(DecodeServiceServicer):
     async def Attach(  # noqa: N802 (the name is gRPC's)
         self, request_iterator: AsyncIterator[Request], context: grpc.aio.ServicerContext[Request, Response]
     ) -> None:
-        await self._rim.attach(request_iterator, context, self._host, self._reservation)
+        await self._rim.attach(request_iterator, context, self._host, self._action)
 
-    def _reservation(self, gateway: str, request: Request) -> Action:
+    def _action(self, gateway: str, request: Request) -> Action:
+        if request.WhichOneof("message") == "end_choice":
+            ended = request.end_choice
+            key = AttemptKey(request_id=ended.request_id, attempt=ended.attempt)
+            return partial(self._worker.end_choice, gateway, key, ended.choice)
         order = from_spec(request.reserve.sequence, self._limits)
         ticket = self._desk.read(
             request.reserve.ticket,

@@ -7,13 +7,15 @@ results into reports. Never touches a socket, never reads a block that was not c
 from collections.abc import Callable
 from dataclasses import dataclass
 
+from decode_worker.adoption import begin_search, believable, require_possible, run_choices
 from decode_worker.policy import DecodePolicy
 from decode_worker.reservations import Reservation, Reservations, ReservationState
+from decode_worker.search import Search, reports_of
 from engine.cache.block_pool import Ledger
 from engine.cache.kv_cache import KVCache
 from engine.core import EngineCore, Output, StepResult
 from engine.scheduling.admission import Room
-from engine.sequence import EndReason, SamplingParams, Sequence, SequenceId, State, StopRules
+from engine.sequence import EndReason, Sequence, SequenceId, State
 from kvtransfer.errors import Overloaded, Reason, TicketRefused
 from kvtransfer.events import Closed, Failed, Opened, Received, TargetEvent
 from kvtransfer.target_endpoint import TransferTarget
@@ -34,11 +36,11 @@ from service.token_books import TokenBooks, TokenCounts
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Running:
-    """An adopted sequence, and the gateway that asked for it."""
+    """What goes on of an adopted attempt, and the gateway that asked for it. sequences: by choice."""
 
     gateway: str
     order: SequenceOrder
-    sequence: Sequence
+    sequences: dict[int, Sequence]
 
 
 class DecodeWorker:
@@ -67,6 +69,7 @@ class DecodeWorker:
         self._reservations = Reservations(core.pool)
         self._tickets: dict[AttemptKey, bytes] = {}
         self._running: dict[AttemptKey, Running] = {}
+        self._searches: dict[AttemptKey, Search] = {}
         self._finished_sequences = 0
         self._books = TokenBooks()
 
@@ -84,6 +87,22 @@ class DecodeWorker:
             self._end(key)
         self._tell(gateway, EndedReport(key=key, cause=EndCause.CANCELLED, detail="cancelled"))
         self._grant()
+
+    def end_choice(self, gateway: str, key: AttemptKey, choice: int) -> None:
+        """Stop one choice of an attempt of this gateway; the others go on. Ignored where there is none such."""
+        if key not in self._live() or self._gateway_of(key) != gateway:
+            return
+        if key in self._running:
+            if choice in self._running[key].sequences:
+                self._leave(key, choice)
+                self._grant()
+            return
+        if key in self._searches:
+            return
+        reservation = self._reservations.find(self._tickets[key])
+        assert reservation is not None
+        if choice in {each.index for each in reservation.order.choices}:
+            reservation.unwanted.add(choice)
 
     def drop(self, gateway: str) -> None:
         """The gateway is gone: stop all it asked for."""
@@ -136,7 +155,7 @@ class DecodeWorker:
     def load(self, step: int) -> WorkerLoad:
         view = self._core.view()
         asking = self._reservations.asking()
-        seats = len(self._running) + self._reservations.seats()
+        seats = self._seats() + self._reservations.seats()
         return WorkerLoad(
             step=step,
             running_sequences=seats,
@@ -149,10 +168,9 @@ class DecodeWorker:
 
     def _ask(self, gateway: str, order: SequenceOrder, ticket: Ticket) -> None:
         """Raises AttemptRefused, TicketRefused or Overloaded."""
-        if order.remaining() < 2:
-            raise AttemptRefused(
-                "max_tokens: an answer that ends with its first token is not for this worker"
-            )
+        block_size = self._cache.layout.block_size
+        total_blocks = self._core.pool.total
+        require_possible(order, seats=self._policy.seats, total_blocks=total_blocks, block_size=block_size)
         live = [(self._gateway_of(key), key) for key in self._live()]
         older = superseded(gateway, order.key, live)
         if (gateway, order.key) in live:
@@ -171,7 +189,7 @@ class DecodeWorker:
                 gateway=gateway,
                 order=order,
                 ticket=ticket,
-                blocks_max=self._cache.layout.blocks_for(order.length_limit() - 1),
+                blocks_max=order.blocks(block_size),
                 chain=self._core.chain(order.cache_scope),
                 arrived=order.arrived(self._clock()),
             )
@@ -196,10 +214,15 @@ class DecodeWorker:
     def _room(self) -> Room:
         return Room(
             free_blocks=self._core.pool.available,
-            seats=self._policy.seats - len(self._running) - self._reservations.seats(),
+            seats=self._policy.seats - self._seats() - self._reservations.seats(),
             growing_blocks=self._core.growing_blocks() + self._reservations.growing_blocks(),
             headroom=self._core.headroom,
         )
+
+    def _seats(self) -> int:
+        """Sequences that run or were swapped out, or may run at any moment."""
+        searching = sum(search.order.branches() for search in self._searches.values())
+        return searching + sum(len(each.sequences) for each in self._running.values())
 
     def _grant_one(self, reservation: Reservation) -> None:
         key, ticket_id = reservation.order.key, reservation.ticket.ticket_id
@@ -226,27 +249,39 @@ class DecodeWorker:
             return
         order = reservation.order
         assert event.num_tokens == len(order.token_ids), "the manifest was checked against the ticket"
-        if event.first_token >= self._vocab_size:
+        if not believable(event.first_tokens, order, self._vocab_size):
             self._end(order.key)
             wrong = EndedReport(key=order.key, cause=EndCause.TRANSFER_FAILED, detail="no such first token")
             self._tell(reservation.gateway, wrong)
             return
+        wanted = tuple(pair for pair in event.first_tokens if pair[0] not in reservation.unwanted)
+        if not wanted and order.beam is None:
+            self._end(order.key)
+            return
         table, credit = self._reservations.adopt(event.ticket_id)
-        sequence = _sequence(reservation, event.first_token)
-        sequence.computed, sequence.table, sequence.credit = event.num_tokens, table, credit
-        self._core.adopt(sequence)
         del self._tickets[order.key]
-        self._running[order.key] = Running(gateway=reservation.gateway, order=order, sequence=sequence)
+        if order.beam is not None:
+            search = begin_search(self._core, reservation, order.beam, table, credit)
+            self._searches[order.key] = search
+        else:
+            size = self._cache.layout.block_size
+            sequences = run_choices(self._core, reservation, wanted, table, credit, block_size=size)
+            self._running[order.key] = Running(gateway=reservation.gateway, order=order, sequences=sequences)
         self._target.commit(event.ticket_id)
         self._tell(reservation.gateway, AdoptedReport(key=order.key))
 
     def _token(self, output: Output) -> None:
-        running = self._running[_key(output.sequence.id)]
+        key, choice = _key(output.sequence.id), output.sequence.id[2]
+        if key in self._searches:
+            self._hypothesis(key, output)
+            return
+        running = self._running[key]
         order, token = running.order, output.sampled
         self._tell(
             running.gateway,
             TokenReport(
-                key=order.key,
+                key=key,
+                choice=choice,
                 position=output.position - order.prompt_tokens,
                 token_id=token.token,
                 logprob=token.logprob,
@@ -256,11 +291,33 @@ class DecodeWorker:
         )
         if output.sequence.end_reason is not None:
             self._finished_sequences += 1
-            self._end(order.key)
+            self._leave(key, choice)
+
+    def _hypothesis(self, key: AttemptKey, output: Output) -> None:
+        """A search took a step; when it was the last one, its answers are complete all at once."""
+        search = self._searches[key]
+        answers = search.hear(output)
+        if answers:
+            del self._searches[key]
+            self._finished_sequences += len(answers)
+            for report in reports_of(search.order, answers):
+                self._tell(search.gateway, report)
+
+    def _leave(self, key: AttemptKey, choice: int) -> None:
+        """One choice goes on no more. Its blocks are given back; those of others stay theirs."""
+        sequences = self._running[key].sequences
+        sequence = self._core.detach(sequences.pop(choice).id)
+        if sequence.credit is not None:
+            self._core.pool.waive(sequence.credit)
+        if sequence.table is not None:
+            self._core.pool.release(sequence.table)
+        if not sequences:
+            del self._running[key]
 
     def _give_back(self, sequence: Sequence) -> None:
         """It goes on elsewhere, or here when there is room again: its gateway has all that it takes."""
         running = self._running.pop(_key(sequence.id))
+        assert len(running.sequences) == 1, "of several sequences none is given up"
         ended = EndedReport(
             key=running.order.key,
             cause=EndCause.PREEMPTED,
@@ -277,20 +334,19 @@ class DecodeWorker:
         ticket_id = self._tickets.pop(key, None)
         if ticket_id is not None and self._reservations.withdraw(ticket_id) is not ReservationState.ASKING:
             self._target.withdraw(ticket_id)
-        running = self._running.pop(key, None)
-        if running is not None:
-            sequence = self._core.detach(running.sequence.id)
-            if sequence.credit is not None:
-                self._core.pool.waive(sequence.credit)
-            if sequence.table is not None:
-                self._core.pool.release(sequence.table)
+        if key in self._searches:
+            self._searches.pop(key).end()
+        for choice in tuple(self._running[key].sequences) if key in self._running else ():
+            self._leave(key, choice)
 
     def _live(self) -> list[AttemptKey]:
-        return [*self._tickets, *self._running]
+        return [*self._tickets, *self._running, *self._searches]
 
     def _gateway_of(self, key: AttemptKey) -> str:
         if key in self._running:
             return self._running[key].gateway
+        if key in self._searches:
+            return self._searches[key].gateway
         reservation = self._reservations.find(self._tickets[key])
         assert reservation is not None
         return reservation.gateway
@@ -302,32 +358,6 @@ _REFUSALS: dict[type[Exception], EndCause] = {
     Overloaded: EndCause.EXHAUSTED,
 }
 _END = {EndReason.STOP: TokenEnd.STOP, EndReason.LENGTH: TokenEnd.LENGTH}
-
-
-def _sequence(reservation: Reservation, first_token: int) -> Sequence:
-    """The prompt and its first token, which the source sampled."""
-    order = reservation.order
-    return Sequence(
-        id=reservation.id(),
-        tokens=[*order.token_ids, first_token],
-        sampling=SamplingParams(
-            temperature=order.temperature,
-            top_k=order.top_k,
-            top_p=order.top_p,
-            min_p=order.min_p,
-            seed=order.seed,
-            choice=order.choice,
-            logprobs=order.logprobs,
-        ),
-        stop=StopRules(
-            length_limit=order.length_limit(),
-            min_length=order.prompt_tokens + order.min_tokens,
-            stop_token_ids=order.stop_token_ids,
-        ),
-        arrived=reservation.arrived,
-        chain=reservation.chain,
-        preemptions=order.preemptions,
-    )
 
 
 def _key(sequence_id: SequenceId) -> AttemptKey:

@@ -26,10 +26,20 @@ class BatchItem:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class BlockCopy:
+    """The contents of block `source` are wanted in block `target` too. Ids of two blocks."""
+
+    source: int
+    target: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Batch:
-    """All runs of one step, in order. At least one, each with at least one token."""
+    """All runs of one step, in order. At least one, each with at least one token. copies: done in order,
+    before anything is computed."""
 
     items: tuple[BatchItem, ...]
+    copies: tuple[BlockCopy, ...] = ()
 
     def num_tokens(self) -> int:
         return sum(len(item.tokens) for item in self.items)

@@ -5,12 +5,14 @@ file checks the proposal and is the one place where memory safety is asserted. N
 never asks who its caller is.
 """
 
+from collections.abc import Iterator
 from collections.abc import Sequence as Ordered
 from dataclasses import dataclass, replace
+from itertools import islice
 
 import torch
 
-from engine.batch import Batch, BatchItem, ModelRunner
+from engine.batch import Batch, BatchItem, BlockCopy, ModelRunner
 from engine.cache.block_pool import BlockPool, Ledger
 from engine.cache.block_table import BlockTable, Owner, OwnerKind
 from engine.cache.coming import Coming
@@ -33,11 +35,13 @@ class Progress:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Output:
-    """A token was sampled. position: its index among the sequence's tokens."""
+    """A token was sampled. position: its index among the sequence's tokens. twins: what was drawn for other choices at
+    the same position, in the order of the sequence's."""
 
     sequence: Sequence
     position: int
     sampled: Sampled
+    twins: tuple[Sampled, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -96,10 +100,12 @@ class EngineCore:
         self._waiting[sequence.id] = sequence
 
     def adopt(self, sequence: Sequence) -> None:
-        """Take a sequence with its table, its credit and the KV of all tokens but the last already in place."""
+        """Take a sequence with its table, its credit and the KV of all tokens but the last already in place. The table
+        may share its blocks with others: the credit then covers one that is written, too."""
         assert sequence.table is not None and sequence.credit is not None
         assert sequence.uncomputed() == 1, sequence.uncomputed()
         assert len(sequence.table) >= self._views.blocks_for(sequence.computed)
+        assert not sequence.twins, "who begins with the same tokens is adopted beside it"
         self._assert_new(sequence)
         sequence.advance(Event.START)
         self._running[sequence.id] = sequence
@@ -161,7 +167,9 @@ class EngineCore:
             self._headroom = self._headroom.after_step(len(preempted))
         if not runs:
             return StepResult(preempted=preempted)
-        logits = self._runner.run(Batch(items=tuple(self._item(sequence, count) for sequence, count in runs)))
+        copies = tuple(copy for sequence, _ in runs for copy in self._unshared(sequence))
+        items = tuple(self._item(sequence, count) for sequence, count in runs)
+        logits = self._runner.run(Batch(items=items, copies=copies))
         return replace(self._commit(runs, logits), preempted=preempted)
 
     def _prepare(self, plan: Plan, view: View) -> list[tuple[Sequence, int]]:
@@ -182,9 +190,19 @@ class EngineCore:
         missing = self._views.blocks_for(sequence.computed + work.count) - len(sequence.table)
         if missing > 0:
             self._extend(sequence, missing)
-        first = sequence.computed // self._block_size
-        assert all(self.pool.writable(sequence.table, at) for at in range(first, len(sequence.table)))
         return sequence
+
+    def _unshared(self, sequence: Sequence) -> list[BlockCopy]:
+        """Copy on write: a block that the next run goes on in becomes the sequence's own. The last one to write it has
+        it for itself and copies nothing."""
+        table, credit = sequence.table, sequence.credit
+        assert table is not None and credit is not None
+        first, copies = sequence.computed // self._block_size, []
+        if first < len(table) and not self.pool.writable(table, first):
+            source, target = self.pool.unshare(table, first, credit)
+            copies.append(BlockCopy(source=source, target=target))
+        assert all(self.pool.writable(table, at) for at in range(first, len(table)))
+        return copies
 
     def _extend(self, sequence: Sequence, blocks: int) -> None:
         """Blocks that were promised, then blocks that nobody has."""
@@ -266,11 +284,15 @@ class EngineCore:
             self._publish(sequence, (sequence.computed - count) // self._block_size)
         complete = [sequence for sequence, _ in runs if sequence.uncomputed() == 0]
         assert logits.shape[0] == len(complete), f"{logits.shape[0]} rows for {len(complete)} sequences"
-        sampled = self._sampler.sample(logits, [_sample_row(sequence) for sequence in complete])
-        outputs = tuple(
-            self._append(sequence, token) for sequence, token in zip(complete, sampled, strict=True)
-        )
-        return StepResult(progress=progress, outputs=outputs)
+        return StepResult(progress=progress, outputs=self._sample(complete, logits))
+
+    def _sample(self, complete: Ordered[Sequence], logits: torch.Tensor) -> tuple[Output, ...]:
+        """A token for each of these, from its row of the logits, and one for each of its twins."""
+        rows = [_sample_rows(sequence) for sequence in complete]
+        if any(sequence.twins for sequence in complete):
+            logits = logits.repeat_interleave(torch.tensor([len(each) for each in rows]), dim=0)
+        drawn = iter(self._sampler.sample(logits, [row for each in rows for row in each]))
+        return tuple(self._append(sequence, next(drawn), drawn) for sequence in complete)
 
     def _publish(self, sequence: Sequence, first: int) -> None:
         """Full blocks from `first` on can be found by others from now on."""
@@ -280,12 +302,14 @@ class EngineCore:
             self.pool.publish(sequence.table, first, links)
             self._coming.settle(sequence.id, links)
 
-    def _append(self, sequence: Sequence, sampled: Sampled) -> Output:
+    def _append(self, sequence: Sequence, sampled: Sampled, others: Iterator[Sampled]) -> Output:
+        twins = tuple(islice(others, len(sequence.twins)))
         sequence.append(sampled.token)
+        sequence.twins = ()
         if sequence.end_reason is not None:
             sequence.advance(Event.FINISH)
             self._finished[sequence.id] = self._running.pop(sequence.id)
-        return Output(sequence=sequence, position=len(sequence.tokens) - 1, sampled=sampled)
+        return Output(sequence=sequence, position=len(sequence.tokens) - 1, sampled=sampled, twins=twins)
 
     def _swap_space(self) -> SwapSpace:
         assert self._swap is not None
@@ -296,11 +320,11 @@ class EngineCore:
         assert not any(sequence.id in group for group in known), f"sequence {sequence.id} is here already"
 
 
-def _sample_row(sequence: Sequence) -> SampleRow:
-    rules = sequence.stop
-    early = len(sequence.tokens) < rules.min_length
-    return SampleRow(
-        params=sequence.sampling,
-        position=len(sequence.tokens),
-        banned=rules.stop_token_ids if early else frozenset(),
-    )
+def _sample_rows(sequence: Sequence) -> list[SampleRow]:
+    """How its token is drawn, and how its twins' are."""
+    rules, position = sequence.stop, len(sequence.tokens)
+    banned = rules.stop_token_ids if position < rules.min_length else frozenset()
+    return [
+        SampleRow(params=params, position=position, banned=banned)
+        for params in (sequence.sampling, *sequence.twins)
+    ]

@@ -1,4 +1,4 @@
-"""The sampler's only source of chance: a pure function of (seed, choice, position).
+"""The sampler's only source of chance: a pure function of (seed, position).
 
 Counter-based, so there is no state to keep, move or lose: a stream that is resumed elsewhere draws what it
 would have drawn here. Called by the sampler. Never touches a global generator, a clock or the system.
@@ -16,15 +16,14 @@ _WEYL_1 = 0xBB67AE85
 _ROUNDS = 10
 
 
-def uniform(seed: int, choice: int, position: int) -> float:
+def uniform(seed: int, position: int) -> float:
     """The draw for one token, strictly inside (0, 1): an odd multiple of 2**-53, all 2**52 equally likely.
 
-    seed: any integer, taken modulo 2**64; choice: [0, 2**32); position: [0, 2**64).
+    seed: any integer, taken modulo 2**64; position: [0, 2**64).
     """
-    assert 0 <= choice <= _MASK, choice
     assert 0 <= position < 1 << 64, position
     high, low, _, _ = philox4x32(
-        (position & _MASK, position >> 32, choice, 0), (seed & _MASK, (seed >> 32) & _MASK)
+        (position & _MASK, position >> 32, 0, 0), (seed & _MASK, (seed >> 32) & _MASK)
     )
     return float((high << 32 | low) >> 12 << 1 | 1) * 2.0**-53
 

@@ -17,7 +17,8 @@ class SequenceView:
     blocks_to_start: blocks that one that waits, or comes back, must be promised; those that it shares with others are
     not among them. blocks_to_continue: blocks that the next token of one that runs needs and that nobody promised it, 0
     or 1. blocks_to_end: what may be needed beyond all these for the last token. uncomputed: without what is cached.
-    coming: how many of these a running sequence is going to put into the cache. steadfast: not to be given up.
+    coming: how many of these a running sequence is going to put into the cache. steadfast: not to be given up. seats:
+    sequences that it stands for.
 
     blocks_freed, cost_to_resume: what giving it up would make available, and the tokens whose KV would then have to be
     computed or copied again. Known when blocks are short: when those that run need more than are available.
@@ -34,6 +35,7 @@ class SequenceView:
     blocks_freed: int = 0
     cost_to_resume: int = 0
     steadfast: bool = False
+    seats: int = 1
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -31,6 +31,8 @@ class TransformerRunner:
         """Float32 logits [items that want logits, vocab_size], in item order."""
         token_ids, meta, rows = self._lay_out(batch)
         with torch.inference_mode():
+            for copy in batch.copies:
+                self._kv[copy.target].copy_(self._kv[copy.source])
             return self._model.forward(token_ids, self._kv, meta, rows)
 
     def _lay_out(self, batch: Batch) -> tuple[torch.Tensor, AttentionMeta, torch.Tensor]:

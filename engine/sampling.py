@@ -1,6 +1,6 @@
 """From logits to tokens.
 
-The sampler has no state: a token is a function of its own row of logits, its parameters and (seed, choice,
+The sampler has no state: a token is a function of its own row of logits, its parameters and (seed,
 position). Called by the core once per step. Never mixes the rows of a call, never counts calls, and knows no
 sequence: stop rules and penalties are folds over the known tokens, done by its callers.
 """
@@ -90,4 +90,4 @@ def _token(logits: Logits, row: SampleRow, likeliest: int) -> int:
         assert np.isfinite(logits[likeliest]), f"all tokens are banned at position {row.position}"
     if params.temperature == 0.0:
         return likeliest
-    return filtered(logits, params).draw(uniform(params.seed, params.choice, row.position))
+    return filtered(logits, params).draw(uniform(params.seed, row.position))

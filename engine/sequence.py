@@ -26,8 +26,8 @@ class SamplingParams:
     """How tokens are chosen.
 
     temperature: [0, 2], 0 is greedy. top_k: count, 0 is off. top_p: (0, 1], 1 is off. min_p: [0, 1], 0 is off.
-    seed: any 64-bit integer; choice: from 0. The noise of the token at position p is a function of
-    (seed, choice, p) alone. logprobs: number of alternatives per token, None for no logprobs at all.
+    seed: any 64-bit integer; the noise of the token at position p is a function of (seed, p) alone.
+    logprobs: number of alternatives per token, None for no logprobs at all.
     """
 
     temperature: float = 0.0
@@ -35,7 +35,6 @@ class SamplingParams:
     top_p: float = 1.0
     min_p: float = 0.0
     seed: int = 0
-    choice: int = 0
     logprobs: int | None = None
 
 
@@ -50,6 +49,12 @@ class StopRules:
     length_limit: int
     min_length: int = 0
     stop_token_ids: frozenset[int] = frozenset()
+
+    def end_with(self, token: int, length: int) -> "EndReason | None":
+        """Whether a run of so many tokens ends with this one."""
+        if token in self.stop_token_ids and length > self.min_length:
+            return EndReason.STOP
+        return EndReason.LENGTH if length >= self.length_limit else None
 
 
 class State(Enum):
@@ -94,7 +99,8 @@ class Sequence:
     computed: tokens whose KV is in the table, in [0, len(tokens)]. A sequence with one token left to compute
     generates; one with more is still reading its prompt. arrived: seconds on the engine's clock, in the past for one
     that has waited elsewhere; whoever arrived first goes first. chain: names its prefixes for the cache. cached: tokens
-    that were found there when it started. preemptions: how often it was given up, here or elsewhere.
+    that were found there when it started. preemptions: how often it was given up, here or elsewhere. twins: how further
+    tokens are drawn from the row that its next one is drawn from, for other choices that begin with the same tokens.
     """
 
     id: SequenceId
@@ -106,6 +112,7 @@ class Sequence:
     computed: int = 0
     cached: int = 0
     preemptions: int = 0
+    twins: tuple[SamplingParams, ...] = ()
     table: BlockTable | None = None
     credit: Credit | None = None
     state: State = field(default=State.WAITING)
@@ -134,7 +141,4 @@ class Sequence:
         """Take a sampled token, and note whether it ends the sequence."""
         assert self.uncomputed() == 0, "a token is sampled from a fully computed sequence"
         self.tokens.append(token)
-        if token in self.stop.stop_token_ids and len(self.tokens) > self.stop.min_length:
-            self.end_reason = EndReason.STOP
-        elif len(self.tokens) >= self.stop.length_limit:
-            self.end_reason = EndReason.LENGTH
+        self.end_reason = self.stop.end_with(token, len(self.tokens))

@@ -48,7 +48,8 @@ class SequenceViews:
     def growth(self, sequence: Sequence) -> int:
         """Blocks that one that runs may still come to need and that nobody promised it."""
         assert sequence.table is not None and sequence.credit is not None
-        return self.blocks_for(sequence.positions_max()) - len(sequence.table) - sequence.credit.blocks
+        most = self.blocks_for(sequence.positions_max())
+        return max(0, most - len(sequence.table) - sequence.credit.blocks)
 
     def blocks_at_start(self, sequence: Sequence) -> int:
         """Blocks that it must have or be promised to run."""
@@ -73,7 +74,7 @@ class SequenceViews:
             length=len(sequence.tokens),
             blocks_to_start=0,
             blocks_to_continue=lacks,
-            blocks_to_end=self.growth(sequence) - lacks,
+            blocks_to_end=max(0, self.growth(sequence) - lacks),
             blocks_freed=sole + sequence.credit.blocks if short else 0,
             cost_to_resume=max(0, sequence.computed - shared_tokens) if short else 0,
             arrived=sequence.arrived,

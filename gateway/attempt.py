@@ -1,16 +1,17 @@
-"""One try at a request on one pair of workers: what is asked of them, and what their answers mean.
+"""One try at one or more choices on one pair of workers: what is asked of them, and what their answers mean.
 
 Synchronous: fed with deliveries, it sends messages and returns tokens. Lives on the event loop; waits for nothing, and
 trusts no worker: what cannot be ends the attempt.
 """
 
+from collections.abc import Iterable
 from dataclasses import dataclass, replace
 
 from crossdock.worker.v1 import worker_pb2 as pb
 from gateway.journal import Divergence, Journal
 from gateway.lifecycle import LIVE, OWNED_BY_TARGET, Happening, IllegalHappening, Phase, after
 from gateway.mailbox import DeadlinePassed, Delivery, Letter, Mailbox, WorkerLost
-from gateway.request import Token, TokenBatch
+from gateway.request import TokenBatch
 from gateway.worker_pool import WorkerRecord
 from kvtransfer.ticket import Ticket, seal
 from service.errors import DeadlineExpired, Exhausted, InternalFault, ServiceError
@@ -54,13 +55,14 @@ class Target:
 
 
 class Attempt:
-    """target: None for an answer that ends with its first token. cached_tokens: that the prefill worker will probably
-    not have to compute. handed_over: the target has said that the sequence is its own."""
+    """journals: of the order's choices. target: None for answers that end with their first token. cached_tokens: that
+    the prefill worker will probably not have to compute. handed_over: the target has said that the sequence is its
+    own."""
 
     def __init__(
         self,
         *,
-        journal: Journal,
+        journals: Iterable[Journal],
         order: SequenceOrder,
         prefill: WorkerRecord,
         target: Target | None,
@@ -70,7 +72,9 @@ class Attempt:
         self.phase = Phase.ROUTED
         self.failure: AttemptLost | ServiceError | None = None
         self.handed_over = False
-        self._journal = journal
+        self._journals = {journal.choice: journal for journal in journals}
+        self._live = set(self._journals)
+        self._first_tokens_due = set(self._journals) if order.beam is None else set()
         self._order = order
         self._prefill = prefill
         self._target = target
@@ -97,20 +101,27 @@ class Attempt:
     def live(self) -> bool:
         return self.phase in LIVE
 
-    def hear(self, deliveries: list[Delivery]) -> TokenBatch:
-        """The tokens that these deliveries add. When they end the attempt badly, `failure` says how: what was
-        entered in the journal before it is in the batch all the same."""
-        tokens: list[Token] = []
-        end, cached = None, 0
+    def hear(self, deliveries: list[Delivery]) -> list[TokenBatch]:
+        """The tokens that these deliveries add, choice by choice. When they end the attempt badly, `failure` says how:
+        what was entered in a journal before it is returned all the same."""
+        heard: dict[int, list[TokenBatch]] = {}
         for delivery in deliveries:
             batch = self._hear(delivery)
-            if batch is not None:
-                tokens += batch.tokens
-                end = end or batch.end
-                cached = max(cached, batch.cached_tokens)
+            if batch is not None and batch.tokens:
+                heard.setdefault(batch.choice, []).append(batch)
             if not self.live():
                 break
-        return TokenBatch(tokens=tuple(tokens), end=end, cached_tokens=cached)
+        return [_joined(batches) for batches in heard.values()]
+
+    def end_choice(self, choice: int) -> None:
+        """Its reader wants no more of it; the others go on."""
+        if choice not in self._live:
+            return
+        self._live.remove(choice)
+        if self._target is not None:
+            key = self._order.key
+            end = pb.EndChoice(request_id=key.request_id, attempt=key.attempt, choice=choice)
+            self._target.worker.attachment.send(pb.DecodeServiceAttachRequest(end_choice=end))
 
     def close(self) -> None:
         """Nobody follows this attempt any more: stop what the workers still do for it."""
@@ -143,6 +154,8 @@ class Attempt:
             case AdoptedReport():
                 self._advance(Happening.ADOPTED)
                 self.handed_over = True
+                if self._order.beam is not None:
+                    self._computed()
             case HandedOverReport():
                 pass
             case EndedReport():
@@ -162,17 +175,36 @@ class Attempt:
         self._target = replace(self._target, ticket=replace(ticket, first_block=blocks_held))
         self._submit()
 
-    def _token(self, sender: str, report: TokenReport) -> TokenBatch:
+    def _token(self, sender: str, report: TokenReport) -> TokenBatch | None:
+        choice = report.choice
+        if choice not in self._journals:
+            raise IllegalHappening(f"choice {choice} was not asked for")
         if sender == self._prefill.address:
-            self._prefill.computed(self._order.key)
-            self._advance(Happening.FIRST_TOKEN)
+            self._first_token(choice)
         else:
             self._advance(Happening.NEXT_TOKEN)
-        batch = self._journal.take(report)
+        if choice not in self._live:
+            return None
+        batch = self._journals[choice].take(report)
         if batch.end is not None:
-            self._ended_by = sender
-            self._advance(Happening.LAST_TOKEN)
+            self._live.remove(choice)
+            if not self._live:
+                self._ended_by = sender
+                self._advance(Happening.LAST_TOKEN)
         return batch
+
+    def _first_token(self, choice: int) -> None:
+        """The prompt is computed once each choice has its first token."""
+        if choice not in self._first_tokens_due:
+            raise IllegalHappening(f"another first token of choice {choice}")
+        after(self.phase, Happening.FIRST_TOKEN)
+        self._first_tokens_due.remove(choice)
+        if not self._first_tokens_due:
+            self._computed()
+
+    def _computed(self) -> None:
+        self._prefill.computed(self._order.key)
+        self._advance(Happening.FIRST_TOKEN)
 
     def _ended(self, sender: str, report: EndedReport) -> None:
         match report.cause:
@@ -225,3 +257,13 @@ class Attempt:
 
 def _line(sender: str, report: EndedReport) -> str:
     return f"{sender}: {report.cause.name.lower()}: {report.detail}"
+
+
+def _joined(batches: list[TokenBatch]) -> TokenBatch:
+    """What came of one choice, as one batch."""
+    return TokenBatch(
+        tokens=tuple(token for batch in batches for token in batch.tokens),
+        end=batches[-1].end,
+        cached_tokens=max(batch.cached_tokens for batch in batches),
+        choice=batches[0].choice,
+    )

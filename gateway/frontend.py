@@ -41,7 +41,9 @@ class Frontend:
     wall: Callable[[], datetime]
     ready: Callable[[], bool]
 
-    async def accept(self, spec: inference_pb2.GenerationSpec, time_left_s: float | None) -> Request:
+    async def accept(
+        self, spec: inference_pb2.GenerationSpec, time_left_s: float | None, *, streamed: bool = False
+    ) -> Request:
         """Raises as validation.accept. Long texts are tokenised on another thread."""
         card, now, today = self.card(), self.monotonic(), self.wall()
 
@@ -55,6 +57,7 @@ class Frontend:
                 now=now,
                 today=today,
                 time_left_s=time_left_s,
+                streamed=streamed,
             )
 
         return await _off_loop(work, 0 if spec.HasField("token_ids") else spec.ByteSize())
@@ -69,7 +72,7 @@ class Frontend:
                 async for delta in deltas:
                     if delta.tokens:
                         timeline.mark(Instant.FIRST_TOKEN, self.monotonic())
-                    generated += len(delta.tokens)
+                    generated += len(delta.tokens) + delta.unseen_tokens
                     if delta.finish is not None:
                         outcome = delta.finish.reason.name.lower()
                         timeline.mark(Instant.FINISHED, self.monotonic())
@@ -117,7 +120,8 @@ class Frontend:
     def _measure(self, request: Request, timeline: Timeline, outcome: str, generated: int) -> None:
         self.metrics.count_request(outcome)
         self.metrics.count_tokens("gateway", prompt=len(request.prompt_token_ids), generated=generated)
-        first, each = timeline.time_to_first_token(), timeline.time_per_output_token(generated)
+        first = timeline.time_to_first_token()
+        each = timeline.time_per_output_token(generated // request.best_of)
         if first is not None:
             self.metrics.observe_first_token("gateway", first)
         if each is not None:

@@ -1,12 +1,12 @@
-"""One answer as a stream of deltas: token batches in, certain text and the reason of the end out.
+"""The answers to a request as a stream of deltas: token batches in, certain text and the reason of the end out.
 
 The frontend calls `generate`; the source below it routes, journals and retries. It decides only what text
-decides: stop strings. It knows no wire, no worker and no retry.
+decides, stop strings, and which answers are the best. It knows no wire, no worker and no retry.
 """
 
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Collection
 from contextlib import aclosing
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Protocol
 
 from gateway.request import EndReason, Request, Token, TokenBatch
@@ -17,9 +17,9 @@ from service.errors import InternalFault
 
 class TokenSource(Protocol):
     """Who gets tokens for a request. run raises ServiceError; closing its generator cancels the work on both
-    workers."""
+    workers. unread: choices that the caller wants no more of, which it adds to between two batches."""
 
-    def run(self, request: Request) -> AsyncGenerator[TokenBatch, None]: ...
+    def run(self, request: Request, unread: Collection[int]) -> AsyncGenerator[TokenBatch, None]: ...
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -47,38 +47,82 @@ class Finish:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Delta:
-    """text: became certain with these tokens. first_position: of tokens[0] in the answer, from 0; consecutive
-    over an answer. cached_tokens: prompt tokens found in a cache, known from the first delta on. finish: in
-    the last delta only."""
+    """Of one choice. text: became certain with these tokens. first_position: of tokens[0] in the answer, from 0;
+    consecutive over an answer. cached_tokens: prompt tokens found in a cache, known from the first delta on. finish: in
+    the choice's last delta only. seed: what the choice is a function of. unseen_tokens: of answers that were generated
+    and are not shown."""
 
     text: str
     tokens: tuple[Token, ...]
     first_position: int
     cached_tokens: int
     finish: Finish | None
+    choice: int = 0
+    seed: int = 0
+    unseen_tokens: int = 0
 
 
 async def generate(
     request: Request, source: TokenSource, tokenizer: Tokenizer
 ) -> AsyncGenerator[Delta, None]:
-    """Deltas up to the one with the finish. Raises what the source raises. The source is closed before the
-    last delta is handed out, and whenever this generator is closed."""
-    telling = _Telling(request, tokenizer)
-    async with aclosing(source.run(request)) as batches:
+    """Deltas up to the last choice's finish; where the best of more are wanted, one for each of them, the best first.
+    Raises what the source raises. The source is closed before the last delta is handed out, and whenever this generator
+    is closed."""
+    if request.best_of == request.n:
+        async with aclosing(_all(request, source, tokenizer)) as deltas:
+            async for delta in deltas:
+                yield delta
+        return
+    async with aclosing(_all(request, source, tokenizer)) as deltas:
+        kept = [delta async for delta in deltas]
+    for delta in _best(request, kept):
+        yield delta
+
+
+async def _all(request: Request, source: TokenSource, tokenizer: Tokenizer) -> AsyncGenerator[Delta, None]:
+    """Deltas of every choice as they come."""
+    tellings = [_Telling(request, tokenizer, choice) for choice in range(request.best_of)]
+    ended: set[int] = set()
+    async with aclosing(source.run(request, ended)) as batches:
         async for batch in batches:
-            delta = telling.tell(batch)
+            if batch.choice in ended:
+                continue
+            delta = tellings[batch.choice].tell(batch)
             if delta.finish is not None:
-                break
+                ended.add(batch.choice)
+                if len(ended) == len(tellings):
+                    break
             yield delta
         else:
             raise InternalFault("the answer stopped without an end")
     yield delta
 
 
-class _Telling:
-    """Where one answer stands."""
+def _best(request: Request, deltas: list[Delta]) -> list[Delta]:
+    """The answers with the highest sum of logprobs, whole, numbered from the best; the earlier one of two equals."""
+    answers = [_whole([each for each in deltas if each.choice == n]) for n in range(request.best_of)]
+    ranked = sorted(answers, key=lambda answer: -sum(token.logprob or 0.0 for token in answer.tokens))
+    best, others = ranked[: request.n], ranked[request.n :]
+    shown = [replace(answer, choice=number) for number, answer in enumerate(best)]
+    return [*shown[:-1], replace(shown[-1], unseen_tokens=sum(len(each.tokens) for each in others))]
 
-    def __init__(self, request: Request, tokenizer: Tokenizer) -> None:
+
+def _whole(deltas: list[Delta]) -> Delta:
+    """All of one choice as one delta."""
+    return replace(
+        deltas[-1],
+        text="".join(delta.text for delta in deltas),
+        tokens=tuple(token for delta in deltas for token in delta.tokens),
+        first_position=0,
+    )
+
+
+class _Telling:
+    """Where one choice stands."""
+
+    def __init__(self, request: Request, tokenizer: Tokenizer, choice: int) -> None:
+        self._choice = choice
+        self._seed = request.seed_of(choice)
         self._stop = request.stop
         self._eos_token_ids = tokenizer.eos_token_ids
         self._position = 0
@@ -126,5 +170,11 @@ class _Telling:
         first = self._position
         self._position += len(tokens)
         return Delta(
-            text=text, tokens=tokens, first_position=first, cached_tokens=self._cached_tokens, finish=finish
+            text=text,
+            tokens=tokens,
+            first_position=first,
+            cached_tokens=self._cached_tokens,
+            finish=finish,
+            choice=self._choice,
+            seed=self._seed,
         )

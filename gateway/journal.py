@@ -1,4 +1,4 @@
-"""What one request has been told so far: everything that is needed to go on with it on any worker.
+"""What one choice of a request has been told so far: everything that is needed to go on with it on any worker.
 
 Prompt, parameters and every token already emitted. A token is shown to the client only after it is in here; each
 position once, without gap. Talks to nobody.
@@ -6,7 +6,7 @@ position once, without gap. Talks to nobody.
 
 from gateway.request import EndReason, Request, Token, TokenBatch
 from gateway.request_prefix import RequestPrefix
-from service.orders import AGE_MS_MAX, PREEMPTIONS_MAX, AttemptKey, SequenceOrder
+from service.orders import PREEMPTIONS_MAX, AttemptKey, Choice, SequenceOrder
 from service.reports import TokenEnd, TokenReport
 
 _ENDS = {TokenEnd.STOP: EndReason.STOP, TokenEnd.LENGTH: EndReason.LENGTH}
@@ -17,11 +17,14 @@ class Divergence(Exception):
 
 
 class Journal:
-    """wire_id: the request's name between our processes; the client's own id may not be unique. cache_scope: whose
-    cached prefixes it may use. prefix: names of what an attempt from here begins with."""
+    """wire_id: the choice's name between our processes; the client's own id may not be unique. cache_scope: whose
+    cached prefixes it may use. prefix: names of what an attempt from here begins with. ended: the answer is
+    complete."""
 
-    def __init__(self, request: Request, wire_id: str, cache_scope: bytes = b"") -> None:
+    def __init__(self, request: Request, wire_id: str, cache_scope: bytes = b"", choice: int = 0) -> None:
         self.request = request
+        self.choice = choice
+        self.ended = False
         self._cache_scope = cache_scope
         self._preemptions = 0
         self.prefix = RequestPrefix(cache_scope)
@@ -66,12 +69,12 @@ class Journal:
             self._ahead[report.position] = report
         return self._consecutive()
 
-    def order(self, attempt: int, time_left_ms: int | None, age_ms: int = 0) -> SequenceOrder:
-        """What a worker needs to go on from here. age_ms: since the request was accepted."""
+    def order(self, attempt: int, time_left_ms: int | None) -> SequenceOrder:
+        """What a worker needs to go on from here."""
         request = self.request
         return SequenceOrder(
             key=AttemptKey(request_id=self.wire_id, attempt=attempt),
-            choice=0,
+            choices=(Choice(index=self.choice, seed=request.seed_of(self.choice)),),
             token_ids=self._known_tokens(),
             prompt_tokens=len(request.prompt_token_ids),
             max_tokens=request.stop.max_tokens,
@@ -81,12 +84,11 @@ class Journal:
             top_p=request.sampling.top_p,
             top_k=request.sampling.top_k,
             min_p=request.sampling.min_p,
-            seed=request.sampling.seed,
-            logprobs=request.sampling.logprobs,
+            logprobs=request.needed_logprobs(),
             time_left_ms=time_left_ms,
             cache_scope=self._cache_scope,
+            beam=request.beam,
             preemptions=self._preemptions,
-            age_ms=min(age_ms, AGE_MS_MAX),
             priority=request.priority,
         )
 
@@ -118,7 +120,8 @@ class Journal:
             if report.position == 0:
                 cached = report.cached_tokens
             end = _ENDS[report.end] if report.end else None
-        return TokenBatch(tokens=tuple(tokens), end=end, cached_tokens=cached)
+        self.ended = self.ended or end is not None
+        return TokenBatch(tokens=tuple(tokens), end=end, cached_tokens=cached, choice=self.choice)
 
 
 def _token(report: TokenReport) -> Token:

@@ -1,33 +1,34 @@
-"""Several answers as one stream, each delta with the number of its answer.
+"""Several streams as one, each item with the number of its stream.
 
-The HTTP face calls it for requests with several prompts. It asks each answer for one delta at a time, so
-nothing piles up, and closes all of them when one fails or the reader leaves.
+The HTTP face calls it for requests with several prompts, the orchestrator for choices that go on by themselves. It asks
+each stream for one item at a time, so nothing piles up, and closes all of them when one fails or the reader leaves.
 """
 
 import asyncio
 from collections.abc import AsyncGenerator, Sequence
 from contextlib import AsyncExitStack, aclosing
+from typing import TypeVar
 
-from gateway.generation import Delta
+T = TypeVar("T")
 
 
-async def merge(answers: Sequence[AsyncGenerator[Delta, None]]) -> AsyncGenerator[tuple[int, Delta], None]:
-    """Raises what the first failing answer raises."""
+async def merge(streams: Sequence[AsyncGenerator[T, None]]) -> AsyncGenerator[tuple[int, T], None]:
+    """Raises what the first failing stream raises."""
     async with AsyncExitStack() as stack:
-        for answer in answers:
-            await stack.enter_async_context(aclosing(answer))
-        asked = {asyncio.ensure_future(anext(answer)): index for index, answer in enumerate(answers)}
+        for stream in streams:
+            await stack.enter_async_context(aclosing(stream))
+        asked = {asyncio.ensure_future(anext(stream)): index for index, stream in enumerate(streams)}
         try:
             while asked:
                 done, _ = await asyncio.wait(asked, return_when=asyncio.FIRST_COMPLETED)
                 for task in done:
                     index = asked.pop(task)
                     try:
-                        delta = task.result()
+                        item = task.result()
                     except StopAsyncIteration:
                         continue
-                    asked[asyncio.ensure_future(anext(answers[index]))] = index
-                    yield index, delta
+                    asked[asyncio.ensure_future(anext(streams[index]))] = index
+                    yield index, item
         finally:
             for task in asked:
                 task.cancel()

@@ -16,12 +16,14 @@ _REASONS = {
 
 
 def part(
-    request: Request, delta: Delta, *, first: bool, generated: int
+    request: Request, delta: Delta, *, first: bool, usage: inference_pb2.Usage | None
 ) -> inference_pb2.GenerateStreamResponse:
-    """One message of a stream: prompt_info in the first, usage in the last. generated: tokens up to here."""
+    """One message of a stream: prompt_info in the first, usage in the last."""
+    seeds = [request.seed_of(choice) for choice in range(request.n)]
     return inference_pb2.GenerateStreamResponse(
         deltas=[
             inference_pb2.SequenceDelta(
+                index=delta.choice,
                 text=delta.text,
                 token_ids=[token.token_id for token in delta.tokens],
                 logprobs=_logprobs(request, delta.tokens),
@@ -29,29 +31,50 @@ def part(
                 first_position=delta.first_position,
             )
         ],
-        prompt_info=_prompt_info(request, delta) if first else None,
-        usage=None if delta.finish is None else _usage(request, delta, generated),
+        prompt_info=_prompt_info(request, delta.cached_tokens, seeds) if first else None,
+        usage=usage,
     )
 
 
 def whole(request: Request, deltas: Sequence[Delta]) -> inference_pb2.GenerateResponse:
-    """A complete answer. deltas: at least one; the last has the finish."""
-    last = deltas[-1]
-    assert last.finish is not None, "an answer ends with its finish"
-    tokens = [token for delta in deltas for token in delta.tokens]
+    """A complete answer. deltas: of all choices; the last one of each has its finish."""
+    by_choice = [[delta for delta in deltas if delta.choice == choice] for choice in range(request.n)]
+    total = Total(request)
+    for delta in deltas:
+        total.add(delta)
+    usage = total.usage()
+    assert usage is not None, "every choice has ended"
     return inference_pb2.GenerateResponse(
         request_id=request.id,
-        prompt_info=_prompt_info(request, last),
-        outputs=[
-            inference_pb2.SequenceOutput(
-                text="".join(delta.text for delta in deltas),
-                token_ids=[token.token_id for token in tokens],
-                logprobs=_logprobs(request, tokens),
-                finish=_finish(last.finish),
-            )
-        ],
-        usage=_usage(request, last, len(tokens)),
+        prompt_info=_prompt_info(request, usage.cached_tokens, [each[-1].seed for each in by_choice]),
+        outputs=[_output(request, each) for each in by_choice],
+        usage=usage,
     )
+
+
+class Total:
+    """What a request's choices have cost together, so far; the prompt counts once."""
+
+    def __init__(self, request: Request) -> None:
+        self._request = request
+        self._generated = 0
+        self._cached = 0
+        self._ended = 0
+
+    def add(self, delta: Delta) -> None:
+        self._generated += len(delta.tokens) + delta.unseen_tokens
+        self._cached = max(self._cached, delta.cached_tokens)
+        self._ended += delta.finish is not None
+
+    def usage(self) -> inference_pb2.Usage | None:
+        """None before every choice has ended."""
+        if self._ended < self._request.n:
+            return None
+        return inference_pb2.Usage(
+            prompt_tokens=len(self._request.prompt_token_ids),
+            completion_tokens=self._generated,
+            cached_tokens=self._cached,
+        )
 
 
 def model(card: ModelCard) -> inference_pb2.Model:
@@ -64,19 +87,26 @@ def model(card: ModelCard) -> inference_pb2.Model:
     )
 
 
-def _prompt_info(request: Request, delta: Delta) -> inference_pb2.PromptInfo:
-    return inference_pb2.PromptInfo(
-        prompt_tokens=len(request.prompt_token_ids),
-        cached_tokens=delta.cached_tokens,
-        seed=request.sampling.seed,
+def _output(request: Request, deltas: Sequence[Delta]) -> inference_pb2.SequenceOutput:
+    """The whole of one choice."""
+    last = deltas[-1]
+    assert last.finish is not None, "an answer ends with its finish"
+    tokens = [token for delta in deltas for token in delta.tokens]
+    return inference_pb2.SequenceOutput(
+        index=last.choice,
+        text="".join(delta.text for delta in deltas),
+        token_ids=[token.token_id for token in tokens],
+        logprobs=_logprobs(request, tokens),
+        finish=_finish(last.finish),
     )
 
 
-def _usage(request: Request, delta: Delta, generated: int) -> inference_pb2.Usage:
-    return inference_pb2.Usage(
+def _prompt_info(request: Request, cached_tokens: int, seeds: Sequence[int]) -> inference_pb2.PromptInfo:
+    return inference_pb2.PromptInfo(
         prompt_tokens=len(request.prompt_token_ids),
-        completion_tokens=generated,
-        cached_tokens=delta.cached_tokens,
+        cached_tokens=cached_tokens,
+        seed=request.sampling.seed,
+        choice_seeds=seeds,
     )
 
 

@@ -17,7 +17,8 @@ from gateway.tokenizer import Tokenizer
 
 @dataclass(slots=True, kw_only=True)
 class _Choice:
-    """How far one choice is. characters: of its tokens' texts, for offsets."""
+    """How far one choice is. characters: of its tokens' texts, for offsets. generated: tokens, with those that are not
+    shown."""
 
     request: Request
     begun: bool = False
@@ -30,8 +31,7 @@ class _Choice:
 
 
 class Answer:
-    """requests: one per choice, at least one. id: without the dialect's prefix. created: seconds since
-    1970."""
+    """requests: one per prompt, at least one. id: without the dialect's prefix. created: seconds since 1970."""
 
     def __init__(
         self,
@@ -44,7 +44,8 @@ class Answer:
         created: int,
     ) -> None:
         self._call = call
-        self._choices = [_Choice(request=request) for request in requests]
+        self._requests = requests
+        self._choices = [_Choice(request=request) for request in requests for _ in range(request.n)]
         self._tokenizer = tokenizer
         self._dialect = dialect
         self._head: JsonDict = {
@@ -54,8 +55,9 @@ class Answer:
             "model": requests[0].model,
         }
 
-    def chunks(self, index: int, delta: Delta) -> Iterator[JsonObject]:
-        """What a stream says of one delta of one choice."""
+    def chunks(self, number: int, delta: Delta) -> Iterator[JsonObject]:
+        """What a stream says of one delta of one of a request's choices. number: of the request."""
+        index = self._index(number, delta)
         choice = self._choices[index]
         opening = None if choice.begun else self._dialect.opening()
         extra = {} if choice.begun else self._prompt_ids(choice)
@@ -77,9 +79,9 @@ class Answer:
         if self._call.include_usage:
             yield {**self._head, "choices": [], "usage": self._usage()}
 
-    def keep(self, index: int, delta: Delta) -> None:
-        """Takes a delta for `whole`."""
-        choice = self._choices[index]
+    def keep(self, number: int, delta: Delta) -> None:
+        """Takes a delta of a request's choice for `whole`."""
+        choice = self._choices[self._index(number, delta)]
         choice.texts.append(delta.text)
         choice.tokens.extend(delta.tokens)
         choice.finish = delta.finish
@@ -114,9 +116,12 @@ class Answer:
             chunk["usage"] = None
         return chunk
 
+    def _index(self, number: int, delta: Delta) -> int:
+        return number * self._requests[0].n + delta.choice
+
     def _count(self, choice: _Choice, delta: Delta) -> None:
         choice.begun = True
-        choice.generated += len(delta.tokens)
+        choice.generated += len(delta.tokens) + delta.unseen_tokens
         choice.cached = delta.cached_tokens
 
     def _logprobs(self, choice: _Choice, tokens: Sequence[Token]) -> JsonDict | None:
@@ -134,11 +139,14 @@ class Answer:
 
     def _usage(self) -> JsonDict:
         """Of all choices, up to here."""
-        prompt_tokens = sum(len(choice.request.prompt_token_ids) for choice in self._choices)
+        prompt_tokens = sum(len(request.prompt_token_ids) for request in self._requests)
         generated = sum(choice.generated for choice in self._choices)
+        wide = self._requests[0].n
+        groups = [self._choices[first : first + wide] for first in range(0, len(self._choices), wide)]
+        cached = sum(max(choice.cached for choice in group) for group in groups)
         return {
             "prompt_tokens": prompt_tokens,
             "completion_tokens": generated,
             "total_tokens": prompt_tokens + generated,
-            "prompt_tokens_details": {"cached_tokens": sum(choice.cached for choice in self._choices)},
+            "prompt_tokens_details": {"cached_tokens": cached},
         }

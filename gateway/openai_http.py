@@ -130,7 +130,7 @@ class _Face:
     ) -> Response:
         request_id = self._request_id(request)
         call = await self._read(request, lambda body: read(body, request_id))
-        accepted = [await self._frontend.accept(spec, None) for spec in call.specs]
+        accepted = [await self._frontend.accept(spec, None, streamed=call.stream) for spec in call.specs]
         created = int(self._frontend.wall().timestamp())
         answer = Answer(call, accepted, self._frontend.tokenizer, dialect, id=request_id, created=created)
         headers = {REQUEST_ID_KEY: request_id}

@@ -7,6 +7,7 @@ validation. References: https://platform.openai.com/docs/api-reference, and vLLM
 
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
+from typing import Any
 
 from crossdock.v1 import inference_pb2
 from gateway.json_fields import JsonFields, JsonObject, is_ids, is_texts
@@ -18,7 +19,6 @@ _PENALTIES: Mapping[str, Collection[object]] = {
     "presence_penalty": (0,),
     "frequency_penalty": (0,),
     "repetition_penalty": (1,),
-    "length_penalty": (1,),
     "logit_bias": ({},),
     "bad_words": ([],),
     "allowed_token_ids": (),
@@ -37,8 +37,6 @@ _CONSTRAINTS: Mapping[str, Collection[object]] = {
     "function_call": ("none", "auto"),
 }
 _OTHERS: Mapping[str, Collection[object]] = {
-    "best_of": (1,),
-    "use_beam_search": (False,),
     "echo": (False,),
     "suffix": ("",),
     "prompt_logprobs": (),
@@ -63,12 +61,13 @@ _JSON_NAMES = {
     "chat.messages": "messages",
     "stop.strings": "stop",
     "stop.token_ids": "stop_token_ids",
+    "sampling.beam_width": "best_of",
 }
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Call:
-    """What a client wants. specs: one per choice, in order of the choices' index."""
+    """What a client wants. specs: one per prompt; the choices of each come before those of the next."""
 
     specs: tuple[inference_pb2.GenerationSpec, ...]
     stream: bool
@@ -158,6 +157,7 @@ def _base(fields: JsonFields, max_tokens: int | None, *, begins: bool) -> infere
             max_tokens=max_tokens,
             min_tokens=fields.integer("min_tokens"),
             n=fields.integer("n"),
+            **_choices(fields),
         ),
         stop=inference_pb2.StopConditions(
             strings=fields.texts("stop"),
@@ -169,6 +169,20 @@ def _base(fields: JsonFields, max_tokens: int | None, *, begins: bool) -> infere
             include_special_tokens=not fields.flag("skip_special_tokens", default=True)
         ),
     )
+
+
+def _choices(fields: JsonFields) -> dict[str, Any]:
+    """best_of is the width of a beam search where one is wanted, as vLLM had it."""
+    best_of = fields.integer("best_of")
+    if not fields.flag("use_beam_search"):
+        fields.neutral_only("length_penalty", (1,))
+        fields.neutral_only("early_stopping", (False,))
+        return {"best_of": best_of}
+    return {
+        "beam_width": (fields.integer("n") or 1) if best_of is None else best_of,
+        "length_penalty": fields.number("length_penalty"),
+        "early_stopping": fields.flag("early_stopping"),
+    }
 
 
 def _top_k(fields: JsonFields) -> int | None:

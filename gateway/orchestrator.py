@@ -1,12 +1,15 @@
 """The whole way of a request: admit, journal, route, follow an attempt, go on with another one if it is lost.
 
-Owns the order of things; every step of it is somebody else's. Shows a token only after it is in the journal.
+The choices of a request share attempts as long as they stand at the same tokens: their prompt is computed and handed
+over once. After a loss each goes on by itself. Owns the order of things; every step of it is somebody else's. Shows a
+token only after it is in the journal.
 """
 
 import asyncio
 import hmac
-from collections.abc import AsyncGenerator, Callable
+from collections.abc import AsyncGenerator, Callable, Collection
 from contextlib import aclosing
+from dataclasses import replace
 from itertools import count
 
 import structlog
@@ -15,14 +18,16 @@ from engine.cache.prefix_chain import prefix_scope
 from gateway.admission import Admission
 from gateway.attempt import TOO_LATE, Attempt, AttemptLost, AttemptPreempted, HandOffLost, Target
 from gateway.broken_pairs import BrokenPairs
+from gateway.company import Company, Parted
 from gateway.journal import Journal
 from gateway.mailbox import DeadlinePassed, Mailbox
+from gateway.merge import merge
 from gateway.request import Request, TokenBatch
-from gateway.router import NoRoute, Route, pick
+from gateway.router import NoRoute, Route, holds, pick
 from gateway.worker_pool import WorkerPool, WorkerRecord
 from kvtransfer.identity import Identity
 from kvtransfer.ticket import Ticket, mint
-from service.errors import DeadlineExpired, Unavailable
+from service.errors import DeadlineExpired, FieldViolation, InvalidRequest, Unavailable
 from service.orders import SequenceOrder
 
 ATTEMPTS_MAX = 4
@@ -76,47 +81,73 @@ class Orchestrator:
         """Set by the next `workers_changed`. Take it before looking at the workers, so that no change is missed."""
         return self._changed
 
-    async def run(self, request: Request) -> AsyncGenerator[TokenBatch, None]:
-        """Tokens in order, each position once; the last batch has an end. Raises ServiceError.
+    async def run(
+        self, request: Request, unread: Collection[int] = frozenset()
+    ) -> AsyncGenerator[TokenBatch, None]:
+        """Tokens of each choice in order, each position once; its last batch has an end. Raises ServiceError.
 
-        Closing the generator stops the work on both workers.
+        unread: choices that the reader wants no more of; looked at after each batch. Closing the generator stops the
+        work on both workers.
         """
         with self._admission.enter():
             wire_id = f"{self._wire_prefix}{next(self._numbers)}"
-            journal = Journal(request, wire_id, self._cache_scope(request))
-            accepted = self._clock()
-            tried: list[Route] = []
-            for number in count(1):
-                try:
-                    async with aclosing(self._follow(journal, number, tried, accepted)) as batches:
-                        async for batch in batches:
-                            yield batch
-                    return
-                except AttemptLost as lost:
-                    if isinstance(lost, AttemptPreempted) and journal.preempted(lost.times):
-                        tried.pop()  # nothing is wrong with it, and much of the answer is cached there
-                        continue
-                    structlog.get_logger().warning(
-                        "attempt lost", request_id=request.id, attempt=number, why=str(lost)
-                    )
-                    if len(tried) == ATTEMPTS_MAX:
-                        raise Unavailable("every attempt was lost", reason="ATTEMPTS_LOST") from lost
+            journals = _journals(request, wire_id, self._cache_scope(request))
+            together = Company(
+                journals=journals, wire_id=wire_id, accepted=self._clock(), tried=[], unread=unread
+            )
+            try:
+                async with aclosing(self._persist(together, attempts=0)) as batches:
+                    async for batch in batches:
+                        yield batch
+                return
+            except Parted as parted:
+                attempts = parted.attempts
+            left = [each for each in journals if not each.ended and each.choice not in unread]
+            ways = [self._persist(together.alone(journal), attempts) for journal in left]
+            async with aclosing(merge(ways)) as merged:
+                async for _, batch in merged:
+                    yield batch
 
-    async def _follow(
-        self, journal: Journal, number: int, tried: list[Route], accepted: float
-    ) -> AsyncGenerator[TokenBatch, None]:
-        """One attempt, from where the journal stands, whose route is the last of `tried` then. Raises AttemptLost when
+    async def _persist(self, company: Company, attempts: int) -> AsyncGenerator[TokenBatch, None]:
+        """Attempt after attempt. attempts: how many there have been. Raises Parted when these choices can no longer
+        share one."""
+        for number in count(attempts + 1):
+            try:
+                async with aclosing(self._follow(company, number)) as batches:
+                    async for batch in batches:
+                        yield batch
+                return
+            except AttemptLost as lost:
+                if isinstance(lost, AttemptPreempted) and company.preempted(lost.times):
+                    company.tried.pop()  # nothing is wrong with it, and much of the answer is cached there
+                    continue
+                name = company.journals[0].request.id
+                structlog.get_logger().warning("attempt lost", request_id=name, attempt=number, why=str(lost))
+                if len(company.tried) == ATTEMPTS_MAX:
+                    raise Unavailable("every attempt was lost", reason="ATTEMPTS_LOST") from lost
+                if company.begun():
+                    raise Parted(number) from lost
+
+    async def _follow(self, company: Company, number: int) -> AsyncGenerator[TokenBatch, None]:
+        """One attempt, from where the journals stand, whose route is the last of `tried` then. Raises AttemptLost when
         another one should go on."""
-        route = await self._route(journal, number, tried)
-        tried.append(route)
-        attempt = self._attempt(journal, number, route, accepted)
-        alarm = self._set_alarm(journal.request, attempt.mailbox)
+        request = company.journals[0].request
+        order = company.order(number)
+        route = await self._route(company, order)
+        company.tried.append(route)
+        now = self._clock()
+        order = replace(order, time_left_ms=self._time_left_ms(request), age_ms=company.age_ms(now))
+        attempt = self._attempt(company, order, route)
+        alarm = self._set_alarm(request, attempt.mailbox)
         try:
             attempt.begin()
             while attempt.live():
-                batch = attempt.hear(await attempt.mailbox.take())
-                if batch.tokens:
+                for batch in attempt.hear(await attempt.mailbox.take()):
                     yield batch
+                for choice in company.newly_unread():
+                    attempt.end_choice(choice)
+                if not company.read():
+                    return
             if attempt.failure is not None:
                 raise attempt.failure
         finally:
@@ -125,23 +156,46 @@ class Orchestrator:
             attempt.close()
             self._learn(route, attempt)
 
-    async def _route(self, journal: Journal, number: int, tried: list[Route]) -> Route:
+    def _require_room(self, order: SequenceOrder) -> None:
+        """Several branches may be more than any worker that is here can hold at once. Then choices go by themselves,
+        and a search is refused."""
+        views = [view for view in self._decodes.views() if view.ready]
+        if (
+            order.branches() == 1
+            or not order.goes_on()
+            or not views
+            or any(holds(each, order) for each in views)
+        ):
+            return
+        if order.beam is None:
+            raise Parted(order.key.attempt - 1)
+        needed = max(order.blocks(each.block_size) for each in views)
+        rule = (
+            f"{order.branches()} sequences in {needed} blocks at most; the workers hold "
+            f"{max(each.seats for each in views)} in {max(each.total_blocks for each in views)}"
+        )
+        raise InvalidRequest(FieldViolation(field="sampling.beam_width", description=rule))
+
+    async def _route(self, company: Company, order: SequenceOrder) -> Route:
         """The best pair. A first attempt finds one at once or is refused; a later one waits a little: what it lost may
         be coming back."""
-        journal.begin()
-        give_up = self._clock() + (0 if number == 1 else REROUTE_WAIT_S)
+        request = company.journals[0].request
+        give_up = self._clock() + (0 if order.key.attempt == 1 else REROUTE_WAIT_S)
         while True:
             changed = self.next_change()
+            prefix = company.journals[0].prefix
             route = pick(
-                self._prefills.views(journal.prefix),
-                self._decodes.views(journal.prefix) if journal.remaining() > 1 else None,
-                tokens=journal.length_limit(),
-                tried=tried,
+                self._prefills.views(prefix),
+                self._decodes.views(prefix) if order.goes_on() else None,
+                tokens=order.length_limit(),
+                tried=company.tried,
                 broken=self._broken.avoided(self._clock()),
+                order=order,
             )
             if isinstance(route, Route):
                 return route
-            await self._wait(changed, give_up, journal.request, route)
+            self._require_room(order)
+            await self._wait(changed, give_up, request, route)
 
     async def _wait(self, changed: asyncio.Event, give_up: float, request: Request, missing: NoRoute) -> None:
         """Wait for the workers to change. Raises Unavailable or DeadlineExpired when there is no time left for it."""
@@ -162,9 +216,7 @@ class Orchestrator:
             self._scope_key, model=request.model, tenant=request.tenant, salt=request.cache_salt
         )
 
-    def _attempt(self, journal: Journal, number: int, route: Route, accepted: float) -> Attempt:
-        age_ms = max(0, int((self._clock() - accepted) * 1000))
-        order = journal.order(number, self._time_left_ms(journal.request), age_ms)
+    def _attempt(self, company: Company, order: SequenceOrder, route: Route) -> Attempt:
         prefill = self._prefills.take(route.prefill)
         self._broken.begin(route, self._clock())
         target = None
@@ -173,11 +225,11 @@ class Orchestrator:
             ticket = self._mint(order, prefill, decode)
             target = Target(worker=decode, ticket=ticket, ticket_key=self._ticket_key)
         return Attempt(
-            journal=journal,
+            journals=company.journals,
             order=order,
             prefill=prefill,
             target=target,
-            cached_tokens=prefill.cached_tokens(journal.prefix),
+            cached_tokens=prefill.cached_tokens(company.journals[0].prefix),
         )
 
     def _learn(self, route: Route, attempt: Attempt) -> None:
@@ -195,7 +247,6 @@ class Orchestrator:
             self._randomness,
             request_id=order.key.request_id,
             attempt=order.key.attempt,
-            choice=order.choice,
             source=Identity(worker_id=source.worker_id, epoch=source.epoch),
             target=Identity(worker_id=target.worker_id, epoch=target.epoch),
             layout_fingerprint=target.layout_fingerprint,
@@ -215,3 +266,10 @@ class Orchestrator:
         if request.deadline is None:
             return None
         return max(1, int((request.deadline - self._clock()) * 1000))
+
+
+def _journals(request: Request, wire_id: str, scope: bytes) -> tuple[Journal, ...]:
+    """One for each choice, with a name that it can go on under by itself."""
+    if request.best_of == 1:
+        return (Journal(request, wire_id, scope),)
+    return tuple(Journal(request, f"{wire_id}.{choice}", scope, choice) for choice in range(request.best_of))

@@ -3,6 +3,9 @@
 from dataclasses import dataclass
 from enum import Enum, auto
 
+from crossdock.seeds import choice_seed
+from service.orders import Beam
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModelCard:
@@ -50,7 +53,8 @@ class Stop:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Request:
     """deadline: seconds on the gateway's monotonic clock, None for none. tenant: who asks, as the gateway knows it and
-    not as the client says; cached prefixes are shared within a tenant and cache_salt only. priority: lower first."""
+    not as the client says; cached prefixes are shared within a tenant and cache_salt only. priority: lower first. n:
+    answers that the client gets, the best of so many that are generated. beam: they come from one search."""
 
     id: str
     model: str
@@ -62,6 +66,18 @@ class Request:
     tenant: str = ""
     cache_salt: str = ""
     priority: int = 0
+    n: int = 1
+    best_of: int = 1
+    beam: Beam | None = None
+
+    def seed_of(self, choice: int) -> int:
+        """What a choice is a function of."""
+        return choice_seed(self.sampling.seed, choice)
+
+    def needed_logprobs(self) -> int | None:
+        """Alternatives per token; what is the best of several is told from logprobs, whether the client sees them or
+        not."""
+        return 0 if self.best_of > self.n and self.sampling.logprobs is None else self.sampling.logprobs
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -82,8 +98,10 @@ class EndReason(Enum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TokenBatch:
-    """Tokens that arrived together, in order. end: set in the last batch; for STOP the last token is the match."""
+    """Tokens of one choice that arrived together, in order. end: set in its last batch; for STOP the last token is the
+    match."""
 
     tokens: tuple[Token, ...]
     end: EndReason | None
     cached_tokens: int = 0
+    choice: int = 0

@@ -7,6 +7,8 @@ from collections.abc import Collection, Iterable
 from dataclasses import dataclass
 from itertools import product
 
+from service.orders import SequenceOrder
+
 FULL_TOKENS = 1024
 """What it weighs that a worker has no room left; half of it for one that is half full."""
 TRANSFER_WEIGHT = 1 / 32
@@ -19,9 +21,9 @@ class WorkerView:
 
     address: tells workers apart, whatever they call themselves. fingerprint: of its KV layout; two workers that differ
     cannot hand over. tokens_max: of the longest sequence that it can hold. queued_tokens: prompt tokens not yet
-    computed. sequences: running or promised; seats: how many there can be. blocks: free and unpromised, and in all.
-    cached_tokens: of the sequence, from its start, that need not be computed or sent here. picked: number of its last
-    pick, which grows over the pool; for ties.
+    computed. sequences: running or promised; seats: how many there can be. blocks: free and unpromised, and in all;
+    block_size: tokens in each. cached_tokens: of the sequence, from its start, that need not be computed or sent here.
+    picked: number of its last pick, which grows over the pool; for ties.
     """
 
     address: str
@@ -35,6 +37,7 @@ class WorkerView:
     total_blocks: int
     picked: int
     cached_tokens: int = 0
+    block_size: int = 1
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -59,10 +62,12 @@ def pick(
     tokens: int,
     tried: Collection[Route] = (),
     broken: Collection[Route] = (),
+    order: SequenceOrder | None = None,
 ) -> Route | NoRoute:
     """The pair that is likely to answer first. decodes: None for an answer that ends with its first token. tokens: of
     the sequence at its longest. tried: before, in vain; workers of them only if there are no others. broken: pairs of
-    which a hand-off has just failed; only if there are no others.
+    which a hand-off has just failed; only if there are no others. order: whose branches the decode worker must hold at
+    once.
 
     Of the workers that can hold the sequence: the prefill worker that will have the prompt done first, since it has
     most of it cached, least to do before or most room, with the decode worker that has most room and least to receive.
@@ -74,13 +79,21 @@ def pick(
         return NoRoute(pool="prefill")
     if decodes is None:
         return _route(min(sources, key=lambda source: _rank(source, None, tried, broken)))
-    targets = [each for each in decodes if _can_serve(each, tokens)]
+    able = (each for each in decodes if _can_serve(each, tokens))
+    targets = [each for each in able if order is None or holds(each, order)]
     if not targets:
         return NoRoute(pool="decode")
     pairs = [pair for pair in product(sources, targets) if pair[0].fingerprint == pair[1].fingerprint]
     if not pairs:
         return NoRoute(pool="pair")
     return _route(*min(pairs, key=lambda pair: _rank(pair[0], pair[1], tried, broken)))
+
+
+def holds(worker: WorkerView, order: SequenceOrder) -> bool:
+    """Whether a worker that generates has room for all branches of an order at once, when it is idle."""
+    if order.branches() == 1:
+        return True
+    return order.branches() <= worker.seats and order.blocks(worker.block_size) <= worker.total_blocks
 
 
 def _rank(

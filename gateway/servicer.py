@@ -36,7 +36,7 @@ class InferenceServicer(inference_pb2_grpc.InferenceServiceServicer):
         self, request: inference_pb2.GenerateRequest, context: Context
     ) -> inference_pb2.GenerateResponse:
         async with _refusals(context):
-            accepted = await self._accept(request.spec, context)
+            accepted = await self._accept(request.spec, context, streamed=False)
             async with aclosing(self._frontend.generate(accepted)) as deltas:
                 whole = messages.whole(accepted, [delta async for delta in deltas])
             await _send_id(accepted, context)
@@ -46,14 +46,16 @@ class InferenceServicer(inference_pb2_grpc.InferenceServiceServicer):
     async def GenerateStream(self, request: inference_pb2.GenerateStreamRequest, context: Context) -> None:
         """Writes rather than yields: a write that is cancelled then closes the generator at once."""
         async with _refusals(context):
-            accepted = await self._accept(request.spec, context)
+            accepted = await self._accept(request.spec, context, streamed=True)
+            total = messages.Total(accepted)
             async with aclosing(self._frontend.generate(accepted)) as deltas:
-                first, generated = True, 0
+                first = True
                 async for delta in deltas:
-                    generated += len(delta.tokens)
+                    total.add(delta)
                     if first:
                         await _send_id(accepted, context)
-                    await context.write(messages.part(accepted, delta, first=first, generated=generated))
+                    part = messages.part(accepted, delta, first=first, usage=total.usage())
+                    await context.write(part)
                     first = False
 
     async def Tokenize(
@@ -79,8 +81,10 @@ class InferenceServicer(inference_pb2_grpc.InferenceServiceServicer):
             return inference_pb2.ListModelsResponse(models=[messages.model(self._frontend.card())])
         raise AssertionError("a refusal ends the call")
 
-    async def _accept(self, spec: inference_pb2.GenerationSpec, context: Context) -> Request:
-        accepted = await self._frontend.accept(spec, context.time_remaining())
+    async def _accept(
+        self, spec: inference_pb2.GenerationSpec, context: Context, *, streamed: bool
+    ) -> Request:
+        accepted = await self._frontend.accept(spec, context.time_remaining(), streamed=streamed)
         context.set_trailing_metadata(((REQUEST_ID_KEY, accepted.id),))  # a later refusal carries it too
         return accepted
 

@@ -9,11 +9,11 @@ from dataclasses import dataclass
 from datetime import datetime
 
 from crossdock.v1 import inference_pb2
-from gateway import prompt
+from gateway import choices, prompt
 from gateway.request import ModelCard, Request, Sampling, Stop
 from gateway.tokenizer import Tokenizer
 from service.errors import DeadlineExpired, FieldViolation, ModelNotFound
-from service.orders import PRIORITY_MAX
+from service.orders import BEAM_WIDTH_MAX, CHOICES_MAX, LENGTH_PENALTY_MAX, PRIORITY_MAX
 
 LOGPROBS_MAX = 20
 MODEL_BYTES_MAX = 256
@@ -34,8 +34,10 @@ def accept(
     now: float,
     today: datetime,
     time_left_s: float | None,
+    streamed: bool = False,
 ) -> Request:
-    """now: seconds on the gateway's monotonic clock. today: for chat templates that name the date.
+    """now: seconds on the gateway's monotonic clock. today: for chat templates that name the date. streamed: deltas are
+    shown as they come.
 
     Raises ModelNotFound, InvalidRequest (reason CONTEXT_LENGTH_EXCEEDED when only length is wrong) or
     DeadlineExpired. Costs what tokenising the text costs.
@@ -43,7 +45,8 @@ def accept(
     check_model(spec.model, card)
     if time_left_s is not None and time_left_s <= 0:
         raise DeadlineExpired("the deadline had passed before the request was accepted")
-    prompt.refuse([*_broken_rules(spec, card), *_broken_prompt(spec, card, tokenizer)], _too_long(spec, card))
+    broken = [*_broken_rules(spec, card), *choices.violations(spec, streamed=streamed)]
+    prompt.refuse([*broken, *_broken_prompt(spec, card, tokenizer)], _too_long(spec, card))
     token_ids = _prompt_token_ids(spec, card, tokenizer, today)
     max_tokens = _max_tokens(spec, len(token_ids), card)
     return Request(
@@ -56,6 +59,9 @@ def accept(
         deadline=None if time_left_s is None else now + time_left_s,
         cache_salt=spec.cache_salt,
         priority=spec.priority,
+        n=choices.number(spec.sampling),
+        best_of=choices.best_of(spec.sampling),
+        beam=choices.beam(spec.sampling),
     )
 
 
@@ -94,7 +100,10 @@ def _ranges(card: ModelCard) -> tuple[_Range, ...]:
         _Range(field="sampling.min_p", low=0, high=1),
         _Range(field="sampling.max_tokens", low=1, high=card.tokens_max()),
         _Range(field="sampling.min_tokens", low=0, high=card.tokens_max()),
-        _Range(field="sampling.n", low=1, high=1),
+        _Range(field="sampling.n", low=1, high=CHOICES_MAX),
+        _Range(field="sampling.best_of", low=1, high=CHOICES_MAX),
+        _Range(field="sampling.beam_width", low=2, high=BEAM_WIDTH_MAX),
+        _Range(field="sampling.length_penalty", low=-LENGTH_PENALTY_MAX, high=LENGTH_PENALTY_MAX),
         _Range(field="output.logprobs", low=0, high=LOGPROBS_MAX),
     )
 

@@ -104,6 +104,7 @@ class WorkerRecord:
             total_blocks=welcome.total_blocks,
             picked=self.picked,
             cached_tokens=self.cached_tokens(prefix),
+            block_size=max(1, welcome.block_size),
         )
 
     def drain(self) -> None:

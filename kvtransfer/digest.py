@@ -4,9 +4,11 @@ xxh3-128 finds damage and mix-ups; it is no proof against somebody who can write
 """
 
 from collections.abc import Iterable
+from itertools import chain
 
 import xxhash
 
+from kvtransfer.events import FirstTokens
 from kvtransfer.ticket import Ticket
 
 DIGEST_BYTES = 16
@@ -23,11 +25,13 @@ def split(joined: bytes) -> list[bytes]:
     return [joined[at : at + DIGEST_BYTES] for at in range(0, len(joined), DIGEST_BYTES)]
 
 
-def manifest_digest(ticket: Ticket, first_token: int, digests: Iterable[bytes]) -> bytes:
-    """16 bytes over ticket, layout, token range, first token and the digests of all blocks sent, in order."""
+def manifest_digest(ticket: Ticket, first_tokens: FirstTokens, digests: Iterable[bytes]) -> bytes:
+    """16 bytes over ticket, layout, token range, first tokens and the digests of all blocks sent, in order."""
     state = xxhash.xxh3_128()
     state.update(ticket.ticket_id + ticket.layout_fingerprint)
-    for number in (ticket.attempt, ticket.num_tokens, ticket.first_block, ticket.num_blocks, first_token):
+    pairs = chain(*first_tokens)
+    run = (ticket.attempt, ticket.num_tokens, ticket.first_block, ticket.num_blocks, len(first_tokens))
+    for number in (*run, *pairs):
         state.update(number.to_bytes(8, "big"))
     for digest in digests:
         assert len(digest) == DIGEST_BYTES, len(digest)

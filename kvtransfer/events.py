@@ -8,6 +8,9 @@ from typing import TypeAlias
 
 from kvtransfer.errors import Reason
 
+FirstTokens: TypeAlias = tuple[tuple[int, int], ...]
+"""(choice, token) of each sequence that goes on from the blocks of one transfer."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Opened:
@@ -20,12 +23,13 @@ class Opened:
 class Received:
     """Target: all blocks are verified and in their places. Please adopt, then commit. Excludes Failed.
 
-    num_tokens: tokens whose KV is there. first_token: the token after them, sampled by the source.
+    num_tokens: tokens whose KV is there. first_tokens: the token after them in each choice that goes on, sampled by
+    the source.
     """
 
     ticket_id: bytes
     num_tokens: int
-    first_token: int
+    first_tokens: FirstTokens
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

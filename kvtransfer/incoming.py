@@ -261,13 +261,13 @@ class IncomingTransfer:
         """Compare with the manifest, once it and all blocks are here."""
         if self._manifest is None or len(self._digests) < len(self._indices):
             return []
-        first_token = self._manifest.first_token
-        ours = manifest_digest(self.ticket, first_token, (self._digests[index] for index in self._indices))
+        first_tokens = self._manifest.first_tokens
+        ours = manifest_digest(self.ticket, first_tokens, (self._digests[index] for index in self._indices))
         if ours != self._manifest.digest:
             return self._refuse(Reason.MANIFEST_DIFFERS, "digest")
         self._advance(Event.VERIFY)
         received = events.Received(
-            ticket_id=self.ticket.ticket_id, num_tokens=self.ticket.num_tokens, first_token=first_token
+            ticket_id=self.ticket.ticket_id, num_tokens=self.ticket.num_tokens, first_tokens=first_tokens
         )
         return [Emit(event=received)]
 

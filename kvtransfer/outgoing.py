@@ -85,7 +85,7 @@ class OutgoingTransfer:
         self._digests: dict[int, bytes] = {}
         self._unsent: deque[int] = deque()
         self._resent: set[int] = set()
-        self._first_token: int | None = None
+        self._first_tokens: events.FirstTokens | None = None
         self._granted_bytes = 0
         self._sent_bytes = 0
         self._reads = 0
@@ -114,13 +114,13 @@ class OutgoingTransfer:
             self._unsent.append(index)
         return self._pump(now)
 
-    def finish(self, first_token: int, now: float) -> list[SourceAction]:
-        """Everything was pushed; first_token is the token after the run."""
+    def finish(self, first_tokens: events.FirstTokens, now: float) -> list[SourceAction]:
+        """Everything was pushed; first_tokens: the token after the run, of each choice that goes on."""
         assert len(self._digests) == len(self.ticket.blocks_to_send()), (
             "finished before all blocks were pushed"
         )
         self._advance(Event.FINISH)
-        self._first_token = first_token
+        self._first_tokens = first_tokens
         return self._pump(now)
 
     def granted(self, total_bytes: int, now: float) -> list[SourceAction]:
@@ -194,7 +194,7 @@ class OutgoingTransfer:
             digests = b"".join([self._digests[index] for index in run])
             message = wire.BlockRun(first_index=run.start, digests=digests)
             sends.append(Send(message=message, payload_indices=run))
-        if self._state is State.STREAMING and self._first_token is not None and not self._unsent:
+        if self._state is State.STREAMING and self._first_tokens is not None and not self._unsent:
             self._advance(Event.SEAL)
             sends.append(self._say_manifest(now))
         return sends
@@ -219,13 +219,13 @@ class OutgoingTransfer:
         return Send(message=wire.Open(sealed=self._sealed))
 
     def _say_manifest(self, now: float) -> Send:
-        assert self._first_token is not None
+        assert self._first_tokens is not None
         self._said = now
         ordered = (self._digests[index] for index in self.ticket.blocks_to_send())
-        digest = manifest_digest(self.ticket, self._first_token, ordered)
+        digest = manifest_digest(self.ticket, self._first_tokens, ordered)
         return Send(
             message=wire.Manifest(
-                num_tokens=self.ticket.num_tokens, digest=digest, first_token=self._first_token
+                num_tokens=self.ticket.num_tokens, digest=digest, first_tokens=self._first_tokens
             )
         )
 

@@ -113,8 +113,9 @@ class TransferSource:
         digests = [block_digest(block) for block in blocks]
         self._put(partial(self._io.push, ticket_id, first_index, list(blocks), digests))
 
-    def finish(self, ticket_id: bytes, num_tokens: int, first_token: int) -> None:
-        """All blocks were pushed. first_token: sampled after the run. Ignored once the ticket is closed."""
+    def finish(self, ticket_id: bytes, num_tokens: int, first_tokens: events.FirstTokens) -> None:
+        """All blocks were pushed. first_tokens: sampled after the run, one for each choice that goes on. Ignored once
+        the ticket is closed."""
         with self._lock:
             entry = self._entries.get(ticket_id)
             if entry is None or entry.cancelled:
@@ -123,7 +124,7 @@ class TransferSource:
             assert entry.next_index == entry.ticket.num_blocks, "finished before all blocks were pushed"
             assert num_tokens == entry.ticket.num_tokens, "another number of tokens than the ticket has"
             entry.finished = True
-        self._put(partial(self._io.finish, ticket_id, first_token))
+        self._put(partial(self._io.finish, ticket_id, first_tokens))
 
     def cancel(self, ticket_id: bytes) -> None:
         """Want no more of it; Closed follows. Idempotent; ignored once the ticket is closed."""

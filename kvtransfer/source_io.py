@@ -81,10 +81,10 @@ class SourceIO:
             live.blocks.update(enumerate(blocks, first_index))
             self._perform(live, live.transfer.push(first_index, digests, now), now)
 
-    def finish(self, ticket_id: bytes, first_token: int, now: float) -> None:
+    def finish(self, ticket_id: bytes, first_tokens: events.FirstTokens, now: float) -> None:
         live = self._going_on(ticket_id)
         if live is not None:
-            self._perform(live, live.transfer.finish(first_token, now), now)
+            self._perform(live, live.transfer.finish(first_tokens, now), now)
 
     def cancel(self, ticket_id: bytes, now: float) -> None:
         live = self._going_on(ticket_id)

@@ -32,7 +32,6 @@ _SCHEMA = schema.record(
     TICKET_ID,
     schema.text(1, 256),
     ATTEMPT,
-    schema.integer(0, schema.U32_MAX),
     WORKER_ID,
     EPOCH,
     WORKER_ID,
@@ -59,7 +58,6 @@ class Ticket:
     ticket_id: bytes
     request_id: str
     attempt: int
-    choice: int
     source_id: str
     source_epoch: int
     target_id: str
@@ -96,7 +94,6 @@ def mint(
     *,
     request_id: str,
     attempt: int,
-    choice: int,
     source: Identity,
     target: Identity,
     layout_fingerprint: bytes,
@@ -110,7 +107,6 @@ def mint(
         ticket_id=randomness(TICKET_ID_BYTES),
         request_id=request_id,
         attempt=attempt,
-        choice=choice,
         source_id=source.worker_id,
         source_epoch=source.epoch,
         target_id=target.worker_id,

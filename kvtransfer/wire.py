@@ -13,6 +13,7 @@ from typing import TypeAlias
 from kvtransfer import schema
 from kvtransfer.digest import DIGEST_BYTES
 from kvtransfer.errors import Reason, UnknownVersion, WireError
+from kvtransfer.events import FirstTokens
 from kvtransfer.identity import EPOCH, WORKER_ID
 from kvtransfer.schema import U32_MAX, Check
 from kvtransfer.ticket import ATTEMPT, FINGERPRINT_BYTES, SEALED_BYTES_MAX, TICKET_ID, TICKET_ID_BYTES, Ticket
@@ -24,6 +25,7 @@ RUN_BYTES_MAX = 1024 * 1024
 RUN_BLOCKS_MAX = 64
 RESEND_INDICES_MAX = 1024
 DETAIL_BYTES_MAX = 512
+FIRST_TOKENS_MAX = 64
 NO_TICKET = bytes(TICKET_ID_BYTES)
 """In messages that belong to the connection and not to a transfer."""
 
@@ -84,12 +86,13 @@ class Resend:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Manifest:
-    """Source: all blocks were sent. digest: see `digest.manifest_digest`. first_token: sampled by the source.
+    """Source: all blocks were sent. digest: see `digest.manifest_digest`. first_tokens: (choice, token) of each
+    sequence that goes on from these blocks, sampled by the source; none where the target samples it.
     Repeated until answered with Committed or Refused."""
 
     num_tokens: int
     digest: bytes
-    first_token: int
+    first_tokens: FirstTokens
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -236,7 +239,9 @@ _SCHEMAS: Mapping[type[Message], Check] = {
     Grant: schema.record(schema.integer(0, 2**63 - 1)),
     BlockRun: schema.record(_INDEX, schema.pieces(DIGEST_BYTES, RUN_BLOCKS_MAX)),
     Resend: schema.record(schema.array(_INDEX, RESEND_INDICES_MAX)),
-    Manifest: schema.record(schema.integer(1, U32_MAX), _DIGEST, schema.integer(0, U32_MAX)),
+    Manifest: schema.record(
+        schema.integer(1, U32_MAX), _DIGEST, schema.array(schema.record(_INDEX, _INDEX), FIRST_TOKENS_MAX)
+    ),
     Committed: schema.record(),
     Refused: schema.record(schema.member(Reason), schema.text(0, DETAIL_BYTES_MAX)),
     Abort: schema.record(schema.member(Reason)),

@@ -5,7 +5,7 @@ turns what the transport says into releases. Never touches a socket, never decid
 """
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from engine.cache.block_pool import Ledger
 from engine.cache.kv_cache import KVCache
@@ -13,12 +13,12 @@ from engine.cache.prefix_chain import PrefixChain
 from engine.core import EngineCore, Output, Progress, StepResult
 from engine.sequence import EndReason, SamplingParams, Sequence, SequenceId, StopRules
 from kvtransfer.errors import Overloaded, Reason, TicketRefused
-from kvtransfer.events import Closed, Committed, Failed, SourceEvent
+from kvtransfer.events import Closed, Committed, Failed, FirstTokens, SourceEvent
 from kvtransfer.source_endpoint import TransferSource
 from kvtransfer.ticket import Ticket
 from prefill_worker.holds import Holds
 from service.load import WorkerLoad
-from service.orders import AttemptKey, AttemptRefused, SequenceOrder, superseded
+from service.orders import AttemptKey, AttemptRefused, Choice, SequenceOrder, superseded
 from service.reports import EndCause, EndedReport, HandedOverReport, Report, TokenEnd, TokenReport
 from service.token_books import TokenBooks, TokenCounts, Waste
 
@@ -177,27 +177,36 @@ class PrefillWorker:
     def _first_token(self, output: Output) -> None:
         """The prompt is done: the token goes to the gateway at once, the blocks to the target or back."""
         attempt = self._attempts[_key(output.sequence.id)]
-        order, token = attempt.order, output.sampled
-        end = _end(output.sequence, order)
         self._finished_sequences += 1
-        self._tell(
-            attempt.gateway,
-            TokenReport(
-                key=order.key,
-                position=output.position - order.prompt_tokens,
-                token_id=token.token,
-                logprob=token.logprob,
-                top=token.top,
-                end=end,
-                cached_tokens=output.sequence.cached,
-            ),
-        )
-        if end is not None or attempt.hand_off is None:
-            self._end(attempt, None)
+        going_on = self._report(attempt, output) if attempt.order.beam is None else ()
+        if attempt.hand_off is not None and (going_on or attempt.order.beam is not None):
+            self._hand_over(attempt, attempt.hand_off, going_on)
         else:
-            self._hand_over(attempt, attempt.hand_off, token.token)
+            self._end(attempt, None)
 
-    def _hand_over(self, attempt: Attempt, hand_off: HandOff, first_token: int) -> None:
+    def _report(self, attempt: Attempt, output: Output) -> FirstTokens:
+        """Tell the first token of each choice. Returns those of the choices that go on."""
+        order, going_on = attempt.order, []
+        for choice, token in zip(order.choices, (output.sampled, *output.twins), strict=True):
+            end = _rules(order).end_with(token.token, output.position + 1)
+            self._tell(
+                attempt.gateway,
+                TokenReport(
+                    key=order.key,
+                    choice=choice.index,
+                    position=output.position - order.prompt_tokens,
+                    token_id=token.token,
+                    logprob=token.logprob,
+                    top=token.top,
+                    end=_ENDS[end] if end else None,
+                    cached_tokens=output.sequence.cached,
+                ),
+            )
+            if end is None:
+                going_on.append((choice.index, token.token))
+        return tuple(going_on)
+
+    def _hand_over(self, attempt: Attempt, hand_off: HandOff, first_tokens: FirstTokens) -> None:
         sequence = attempt.sequence
         assert sequence is not None and sequence.table is not None and sequence.credit is not None
         self._push(attempt, len(sequence.table))
@@ -205,7 +214,7 @@ class PrefillWorker:
         attempt.sequence = None
         self._core.pool.waive(sequence.credit)
         self._holds.keep(hand_off.ticket.ticket_id, sequence.table)
-        self._source.finish(hand_off.ticket.ticket_id, sequence.computed, first_token)
+        self._source.finish(hand_off.ticket.ticket_id, sequence.computed, first_tokens)
 
     def _stop(self, gateway: str, key: AttemptKey, waste: Waste) -> None:
         attempt = self._attempts.get(key)
@@ -249,11 +258,12 @@ _REFUSALS: dict[type[Exception], EndCause] = {
     TicketRefused: EndCause.TICKET_REFUSED,
     Overloaded: EndCause.EXHAUSTED,
 }
+_ENDS = {EndReason.STOP: TokenEnd.STOP, EndReason.LENGTH: TokenEnd.LENGTH}
 
 
 def _require_complete(order: SequenceOrder, hand_off: HandOff | None) -> None:
     """What goes on after its first token goes on elsewhere. Raises AttemptRefused."""
-    if hand_off is None and order.remaining() > 1:
+    if hand_off is None and order.goes_on():
         raise AttemptRefused("ticket: needed for an answer of more than one token")
     if hand_off is not None and not _dialable(hand_off.endpoints):
         raise AttemptRefused(
@@ -266,40 +276,42 @@ def _dialable(endpoints: tuple[str, ...]) -> bool:
 
 
 def _sequence(order: SequenceOrder, chain: PrefixChain, arrived: float) -> Sequence:
-    """The prompt and one token: what this worker does of an answer."""
-    key = order.key
+    """The prompt and one token of each choice: what this worker does of an answer."""
+    first, *others = order.choices
     return Sequence(
-        id=(key.request_id, key.attempt, order.choice),
+        id=(order.key.request_id, order.key.attempt, first.index),
         tokens=list(order.token_ids),
-        sampling=SamplingParams(
-            temperature=order.temperature,
-            top_k=order.top_k,
-            top_p=order.top_p,
-            min_p=order.min_p,
-            seed=order.seed,
-            choice=order.choice,
-            logprobs=order.logprobs,
-        ),
-        stop=StopRules(
-            length_limit=len(order.token_ids) + 1,
-            min_length=order.prompt_tokens + order.min_tokens,
-            stop_token_ids=order.stop_token_ids,
-        ),
+        sampling=_sampling(order, first),
+        twins=tuple(_sampling(order, choice) for choice in others),
+        stop=replace(_rules(order), length_limit=len(order.token_ids) + 1),
         arrived=arrived,
         preemptions=order.preemptions,
         chain=chain,
     )
 
 
+def _sampling(order: SequenceOrder, choice: Choice) -> SamplingParams:
+    return SamplingParams(
+        temperature=order.temperature,
+        top_k=order.top_k,
+        top_p=order.top_p,
+        min_p=order.min_p,
+        seed=choice.seed,
+        logprobs=order.logprobs,
+    )
+
+
+def _rules(order: SequenceOrder) -> StopRules:
+    """When the whole answer ends, not just this worker's part of it."""
+    return StopRules(
+        length_limit=order.length_limit(),
+        min_length=order.prompt_tokens + order.min_tokens,
+        stop_token_ids=order.stop_token_ids,
+    )
+
+
 def _key(sequence_id: SequenceId) -> AttemptKey:
     return AttemptKey(request_id=sequence_id[0], attempt=sequence_id[1])
-
-
-def _end(sequence: Sequence, order: SequenceOrder) -> TokenEnd | None:
-    """Whether the first token ends the whole answer, not just this worker's part of it."""
-    if sequence.end_reason is EndReason.STOP:
-        return TokenEnd.STOP
-    return TokenEnd.LENGTH if len(sequence.tokens) >= order.length_limit() else None
 
 
 def _failure(attempt: Attempt, event: Failed) -> EndedReport:

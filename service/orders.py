@@ -12,6 +12,9 @@ from crossdock.worker.v1 import worker_pb2 as pb
 from service.errors import FieldViolation, InvalidRequest
 
 LOGPROBS_MAX = 20
+CHOICES_MAX = 16
+BEAM_WIDTH_MAX = 16
+LENGTH_PENALTY_MAX = 10.0
 CACHE_SCOPE_BYTES_MAX = 64
 PRIORITY_MAX = 100
 PRIORITY_S = 5.0
@@ -50,8 +53,27 @@ def superseded(gateway: str, key: AttemptKey, live: Iterable[tuple[str, AttemptK
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Choice:
+    """One of the answers to a request. index: its number there, from 0. seed: what its tokens are drawn with."""
+
+    index: int
+    seed: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Beam:
+    """Answers by beam search. width: hypotheses that are followed at once. length_penalty: a hypothesis scores the sum
+    of its logprobs divided by its length to this power. early_stopping: end with the first `width` complete ones."""
+
+    width: int
+    length_penalty: float = 1.0
+    early_stopping: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class SequenceOrder:
-    """token_ids: prompt and what was already emitted; prompt_tokens: how many of them are the prompt.
+    """token_ids: prompt and what was already emitted; prompt_tokens: how many of them are the prompt. choices: the
+    answers that go on from these tokens, each by itself. beam: they are the best of a search, None for sampled ones.
 
     max_tokens, min_tokens: of the whole answer, counted from the prompt's end. time_left_ms: None for no deadline.
     cache_scope: orders of one scope share cached prefixes; empty for none. preemptions: how often a worker gave the
@@ -60,7 +82,7 @@ class SequenceOrder:
     """
 
     key: AttemptKey
-    choice: int
+    choices: tuple[Choice, ...]
     token_ids: tuple[int, ...]
     prompt_tokens: int
     max_tokens: int
@@ -70,10 +92,10 @@ class SequenceOrder:
     top_p: float
     top_k: int
     min_p: float
-    seed: int
     logprobs: int | None
     time_left_ms: int | None
     cache_scope: bytes = b""
+    beam: Beam | None = None
     preemptions: int = 0
     age_ms: int = 0
     priority: int = 0
@@ -91,6 +113,29 @@ class SequenceOrder:
         """Tokens that may still be generated."""
         return self.length_limit() - len(self.token_ids)
 
+    def goes_on(self) -> bool:
+        """Whether it needs a worker that generates: an answer of one token ends where its prompt is computed."""
+        return self.remaining() > 1 or self.beam is not None
+
+    def branches(self) -> int:
+        """Sequences that may run at once."""
+        return len(self.choices) if self.beam is None else self.beam.width
+
+    def common_tokens(self) -> int:
+        """Tokens from the start whose KV no branch writes: a search computes the last token of the prompt again."""
+        return len(self.token_ids) - (self.beam is not None)
+
+    def branch_blocks(self, block_size: int) -> int:
+        """Blocks that one branch can ever need, those that it has in common with others among them."""
+        return -(-max(len(self.token_ids), self.length_limit() - 1) // block_size)
+
+    def blocks(self, block_size: int) -> int:
+        """Blocks that all branches together can ever need. Each copies the block that the common tokens end in before
+        it goes on in it."""
+        branches, full = self.branches(), self.common_tokens() // block_size
+        copied = branches > 1 and (self.beam is not None or self.common_tokens() % block_size > 0)
+        return full + copied + branches * (self.branch_blocks(block_size) - full)
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OrderLimits:
@@ -105,7 +150,7 @@ def to_spec(order: SequenceOrder) -> pb.SequenceSpec:
     return pb.SequenceSpec(
         request_id=order.key.request_id,
         attempt=order.key.attempt,
-        choice=order.choice,
+        choices=[pb.SequenceChoice(index=each.index, seed=each.seed) for each in order.choices],
         token_ids=order.token_ids,
         prompt_tokens=order.prompt_tokens,
         max_tokens=order.max_tokens,
@@ -115,13 +160,13 @@ def to_spec(order: SequenceOrder) -> pb.SequenceSpec:
         top_p=order.top_p,
         top_k=order.top_k,
         min_p=order.min_p,
-        seed=order.seed,
         logprobs=order.logprobs,
         time_left_ms=order.time_left_ms or 0,
         cache_scope=order.cache_scope,
         preemptions=order.preemptions,
         age_ms=order.age_ms,
         priority=order.priority,
+        beam=None if order.beam is None else _to_beam(order.beam),
     )
 
 
@@ -129,7 +174,7 @@ def from_spec(spec: pb.SequenceSpec, limits: OrderLimits) -> SequenceOrder:
     """The order, checked against what this worker can do. Raises InvalidRequest with every violation."""
     order = SequenceOrder(
         key=AttemptKey(request_id=spec.request_id, attempt=spec.attempt),
-        choice=spec.choice,
+        choices=tuple(Choice(index=each.index, seed=each.seed) for each in spec.choices),
         token_ids=tuple(spec.token_ids),
         prompt_tokens=spec.prompt_tokens,
         max_tokens=spec.max_tokens,
@@ -139,18 +184,28 @@ def from_spec(spec: pb.SequenceSpec, limits: OrderLimits) -> SequenceOrder:
         top_p=spec.top_p,
         top_k=spec.top_k,
         min_p=spec.min_p,
-        seed=spec.seed,
         logprobs=spec.logprobs if spec.HasField("logprobs") else None,
         time_left_ms=spec.time_left_ms or None,
         cache_scope=spec.cache_scope,
         preemptions=spec.preemptions,
         age_ms=spec.age_ms,
         priority=spec.priority,
+        beam=_from_beam(spec.beam) if spec.HasField("beam") else None,
     )
     violations = _violations(order, limits)
     if violations:
         raise InvalidRequest(*violations)
     return order
+
+
+def _to_beam(beam: Beam) -> pb.BeamSearch:
+    return pb.BeamSearch(
+        width=beam.width, length_penalty=beam.length_penalty, early_stopping=beam.early_stopping
+    )
+
+
+def _from_beam(beam: pb.BeamSearch) -> Beam:
+    return Beam(width=beam.width, length_penalty=beam.length_penalty, early_stopping=beam.early_stopping)
 
 
 def _violations(order: SequenceOrder, limits: OrderLimits) -> list[FieldViolation]:
@@ -185,8 +240,31 @@ def _violations(order: SequenceOrder, limits: OrderLimits) -> list[FieldViolatio
         ("age_ms", order.age_ms <= AGE_MS_MAX, f"at most {AGE_MS_MAX}"),
         ("priority", abs(order.priority) <= PRIORITY_MAX, f"in [-{PRIORITY_MAX}, {PRIORITY_MAX}]"),
         ("logprobs", (order.logprobs or 0) <= LOGPROBS_MAX, f"in [0, {LOGPROBS_MAX}]"),
+        *_choice_rules(order.choices),
+        *_beam_rules(order, order.beam),
     )
     return [FieldViolation(field=field, description=rule) for field, holds, rule in rules if not holds]
+
+
+def _choice_rules(choices: tuple[Choice, ...]) -> tuple[tuple[str, bool, str], ...]:
+    indices = {each.index for each in choices}
+    return (
+        ("choices", 1 <= len(choices) <= CHOICES_MAX, f"1 to {CHOICES_MAX}"),
+        ("choices", len(indices) == len(choices), "each index once"),
+        ("choices", max(indices, default=0) < CHOICES_MAX, f"indices below {CHOICES_MAX}"),
+    )
+
+
+def _beam_rules(order: SequenceOrder, beam: Beam | None) -> tuple[tuple[str, bool, str], ...]:
+    if beam is None:
+        return ()
+    penalty = _within(beam.length_penalty, -LENGTH_PENALTY_MAX, LENGTH_PENALTY_MAX)
+    return (
+        ("beam.width", 2 <= beam.width <= BEAM_WIDTH_MAX, f"in [2, {BEAM_WIDTH_MAX}]"),
+        ("beam.length_penalty", penalty, f"in [-{LENGTH_PENALTY_MAX}, {LENGTH_PENALTY_MAX}]"),
+        ("choices", len(order.choices) <= beam.width, "at most beam.width"),
+        ("token_ids", len(order.token_ids) == order.prompt_tokens, "a search begins at the prompt's end"),
+    )
 
 
 def _within(value: float, low: float, high: float) -> bool:

@@ -53,6 +53,7 @@ class TokenReport:
     top: tuple[tuple[int, float], ...]
     end: TokenEnd | None
     cached_tokens: int = 0
+    choice: int = 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -185,6 +186,7 @@ def _output(report: TokenReport) -> pb.SequenceOutput:
         top_logprobs=[logprob for _, logprob in report.top],
         end_reason=report.end.value if report.end else pb.END_REASON_UNSPECIFIED,
         cached_tokens=report.cached_tokens,
+        choice=report.choice,
     )
 
 
@@ -199,6 +201,7 @@ def _token_report(output: pb.SequenceOutput) -> TokenReport:
         top=tuple(zip(output.top_token_ids, output.top_logprobs, strict=True)),
         end=_token_end(output.end_reason),
         cached_tokens=output.cached_tokens,
+        choice=output.choice,
     )
 
 

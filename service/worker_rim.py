@@ -189,6 +189,9 @@ class WorkerRim:
                 host.post(partial(self._audit, gateway, request.audit.query_id, host.worker))
             case "drain":
                 self.draining = True
+            case "end_choice" if isinstance(request, pb.DecodeServiceAttachRequest):
+                _key(request.end_choice)
+                host.post(submission(gateway, request))
             case "submit" | "reserve":
                 self._submit(gateway, request, host, submission)
 
@@ -274,7 +277,7 @@ async def _cut(context: grpc.aio.ServicerContext[Any, Any], gateway: str, failur
     raise AssertionError("abort returned")
 
 
-def _key(message: pb.Cancel | pb.SequenceSpec) -> AttemptKey:
+def _key(message: pb.Cancel | pb.SequenceSpec | pb.EndChoice) -> AttemptKey:
     """Raises _Nonsense for a name that no answer should repeat."""
     if len(message.request_id.encode()) > REQUEST_ID_BYTES_MAX:
         raise _Nonsense(f"request_id: at most {REQUEST_ID_BYTES_MAX} bytes")

@@ -40,6 +40,12 @@ class PrefixChain:
         self._block_size = block_size
         self._links: list[PrefixLink] = []
 
+    def fork(self) -> "PrefixChain":
+        """For another run that begins with what this one has named so far."""
+        twin = PrefixChain(self._scope, self._block_size)
+        twin._links = list(self._links)
+        return twin
+
     def full_blocks(self, tokens: int) -> int:
         return tokens // self._block_size
 

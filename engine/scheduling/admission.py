@@ -19,15 +19,16 @@ class Room:
     headroom: float = 0.0
 
     def holds(self, view: SequenceView) -> bool:
-        """Whether this one can start."""
+        """Whether this one can start, with all that it stands for."""
         growth = self.growing_blocks + view.blocks_to_end
-        return view.blocks_to_start + math.ceil(growth * self.headroom) <= self.free_blocks
+        needed = view.blocks_to_start + math.ceil(growth * self.headroom)
+        return needed <= self.free_blocks and view.seats <= self.seats
 
     def without(self, view: SequenceView) -> "Room":
         """When this one has started."""
         return Room(
             free_blocks=self.free_blocks - view.blocks_to_start,
-            seats=self.seats - 1,
+            seats=self.seats - view.seats,
             growing_blocks=self.growing_blocks + view.blocks_to_end,
             headroom=self.headroom,
         )

@@ -139,7 +139,6 @@ class Stranger:
             secrets.token_bytes,
             request_id="orphan",
             attempt=1,
-            choice=0,
             source=self._source,
             target=self._target,
             layout_fingerprint=self._shape.fingerprint,
@@ -150,7 +149,7 @@ class Stranger:
         )
         self._send(ticket, wire.Open(sealed=seal(ticket, self._key)))
         self._send(ticket, wire.BlockRun(first_index=0, digests=bytes(16)), bytes(1024))
-        self._send(ticket, wire.Manifest(num_tokens=20, digest=bytes(16), first_token=7))
+        self._send(ticket, wire.Manifest(num_tokens=20, digest=bytes(16), first_tokens=((0, 7),)))
 
     def answer(self):
         header = self._socket.recv()

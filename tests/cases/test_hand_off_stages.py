@@ -178,7 +178,7 @@ def stage_of(world):
     if d.worker.load(0).waiting_sequences:
         return "queued"
     for view in p.core.view().running:
-        if view.id[0] == client.wire_id:
+        if view.id[0] in client.wire_ids:
             return f"chunk {(view.length - view.uncomputed) // CHUNK_TOKENS}"
     return "reserved" if world.clients[0].outcome is not None and not p.worker.tokens().live else "between"
 

@@ -109,6 +109,76 @@ def test_an_adopted_sequence_goes_on_where_another_engine_stopped():
     assert second.tokens[len(prompt) :] == golden(prompt, 9)
 
 
+def release(core, sequence):
+    core.detach(sequence.id)
+    core.pool.waive(sequence.credit)
+    core.pool.release(sequence.table)
+
+
+def forked(core, prompt, count, seeds, *, blocks_each):
+    """The prompt once, with a first token for each seed, and then a running branch for each of them."""
+    params = [SamplingParams(temperature=1.0, seed=seed, logprobs=2) for seed in seeds]
+    trunk = make_sequence("trunk", prompt, 1)
+    trunk.sampling, trunk.twins = params[0], tuple(params[1:])
+    core.submit(trunk)
+    outputs = []
+    while not core.idle():
+        outputs += core.step(0.0).outputs
+    (output,) = outputs
+    core.detach(trunk.id)
+    core.pool.waive(trunk.credit)
+    branches = []
+    for n, (sampling, first) in enumerate(zip(params, (output.sampled, *output.twins), strict=True)):
+        branch = make_sequence(f"branch{n}", prompt, count)
+        branch.sampling, branch.computed = sampling, len(prompt)
+        branch.tokens.append(first.token)
+        branch.table = core.pool.fork(trunk.table, Owner(OwnerKind.SEQUENCE, branch.id[0]))
+        branch.credit = core.pool.grant(branch.table.owner, blocks_each)
+        branches.append(branch)
+    core.pool.release(trunk.table)
+    for branch in branches:
+        core.adopt(branch)
+    return branches
+
+
+@pytest.mark.parametrize("length", [1, 3, 4, 7, 8, 13])
+@pytest.mark.parametrize("budget", [1, 2, 64])
+def test_branches_of_one_prompt_are_what_single_sequences_are(length, budget):
+    """Whoever writes first into the block that all share copies it, and the last one does not."""
+    prompt, seeds = prompt_of(length, length), (1, 2, 3)
+    core, runner = make_core(DecodePolicy(budget_tokens=budget, seats=8))
+    branches = forked(core, prompt, 9, seeds, blocks_each=4)
+    run_to_end(core)
+    for seed, branch in zip(seeds, branches, strict=True):
+        alone, _ = make_core(DecodePolicy(budget_tokens=64, seats=8))
+        single = make_sequence("s", prompt, 9, sampling={"temperature": 1.0, "seed": seed, "logprobs": 2})
+        alone.submit(single)
+        run_to_end(alone)
+        assert branch.tokens == single.tokens
+    assert len({tuple(branch.tokens) for branch in branches}) == 3
+    computed = sum(batch.num_tokens() for batch in runner.batches)
+    assert computed == length + 3 * 8, "the prompt is computed once"
+    copies = sum(len(batch.copies) for batch in runner.batches)
+    assert copies == (2 if length % 4 else 0)
+    for branch in branches:
+        release(core, branch)
+    assert core.pool.ledger().owned == core.pool.ledger().promised == 0
+
+
+def test_a_branch_that_leaves_first_takes_nothing_from_the_others():
+    prompt = prompt_of(6, 6)
+    core, runner = make_core(DecodePolicy(budget_tokens=64, seats=8))
+    gone, stays = forked(core, prompt, 9, (1, 2), blocks_each=4)
+    release(core, gone)
+    run_to_end(core)
+    alone, _ = make_core(DecodePolicy(budget_tokens=64, seats=8))
+    single = make_sequence("s", prompt, 9, sampling={"temperature": 1.0, "seed": 2})
+    alone.submit(single)
+    run_to_end(alone)
+    assert stays.tokens == single.tokens
+    assert all(batch.copies == () for batch in runner.batches), "nobody else has the block any more"
+
+
 class Scripted:
     """A policy that proposes what the test says."""
 

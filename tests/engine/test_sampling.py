@@ -62,34 +62,33 @@ def test_philox_gives_the_published_known_answers(counter, key, expected):
 
 def test_the_draw_is_pinned_so_that_a_stream_outlives_an_upgrade():
     """The top 52 bits of the first two known-answer words, and a one below them."""
-    assert uniform(0, 0, 0) == (((0x6627E8D5E169C58D >> 12) << 1) | 1) / 2**53
+    assert uniform(0, 0) == (((0x6627E8D5E169C58D >> 12) << 1) | 1) / 2**53
 
 
 @given(
     seed=st.integers(-(2**63), 2**64 - 1),
-    choice=st.integers(0, FULL),
     position=st.integers(0, 2**64 - 1),
 )
-def test_draws_lie_strictly_inside_the_unit_interval_and_never_change(seed, choice, position):
-    draw = uniform(seed, choice, position)
+def test_draws_lie_strictly_inside_the_unit_interval_and_never_change(seed, position):
+    draw = uniform(seed, position)
     assert 0.0 < draw < 1.0
-    assert draw == uniform(seed, choice, position)
+    assert draw == uniform(seed, position)
 
 
 def test_signed_and_unsigned_readings_of_a_seed_are_one_seed():
-    assert uniform(-1, 0, 5) == uniform(2**64 - 1, 0, 5)
+    assert uniform(-1, 5) == uniform(2**64 - 1, 5)
 
 
-@pytest.mark.parametrize("changed", [(8, 0, 0), (7 + (1 << 32), 0, 0), (7, 1, 0), (7, 0, 1), (7, 0, 1 << 32)])
-def test_each_of_seed_choice_and_position_changes_the_draw(changed):
-    assert uniform(*changed) != uniform(7, 0, 0)
+@pytest.mark.parametrize("changed", [(8, 0), (7 + (1 << 32), 0), (7, 1), (7, 1 << 32)])
+def test_each_of_seed_and_position_changes_the_draw(changed):
+    assert uniform(*changed) != uniform(7, 0)
 
 
 # --- exactness in any company
 
 MIXED = [
     row(3, temperature=0.7, seed=1, logprobs=3),
-    row(3, temperature=0.7, seed=1, choice=1, logprobs=3),
+    row(3, temperature=0.7, seed=2, logprobs=3),
     row(9, temperature=1.0, seed=2, top_k=40, logprobs=0),
     row(70, temperature=1.3, seed=3, top_p=0.9, logprobs=1),
     row(1, temperature=0.4, seed=4, min_p=0.05, banned=frozenset({1, 5})),
@@ -133,8 +132,8 @@ def test_the_logits_are_not_changed():
     assert torch.equal(logits, before)
 
 
-@pytest.mark.parametrize("changed", ["position", "choice", "seed"])
-def test_other_positions_choices_and_seeds_draw_other_tokens(changed):
+@pytest.mark.parametrize("changed", ["position", "seed"])
+def test_other_positions_and_seeds_draw_other_tokens(changed):
     logits = torch.zeros(1, VOCAB).expand(8, -1)
     rows = [row(**{"position": 0, "temperature": 1.0, changed: value}) for value in range(8)]
     assert len(set(tokens(logits, rows))) == 8
@@ -184,7 +183,7 @@ def test_a_token_is_the_inverse_of_the_cumulative_distribution_in_order_of_id():
     scores = logits.double().numpy()
     reached = np.exp(scores - scores.max()).cumsum()
     for position in range(300):
-        target = uniform(1, 0, position) * reached[-1]
+        target = uniform(1, position) * reached[-1]
         assert abs(reached - target).min() > 1e-9, "a draw on a border proves nothing"
         expected = int(np.searchsorted(reached, target, side="right"))
         assert sample_one(logits, row(position, temperature=1.0, seed=1)).token == expected

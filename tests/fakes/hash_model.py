@@ -37,6 +37,8 @@ class HashRunner:
 
     def run(self, batch: Batch) -> torch.Tensor:
         self.batches.append(batch)
+        for copy in batch.copies:
+            self._halves[copy.target] = self._halves[copy.source]
         for item in batch.items:
             self._write(item)
         chosen = [self._next(item) for item in batch.items if item.wants_logits]

@@ -42,7 +42,18 @@ def make_welcome(worker_id="w", **changes):
     return pb.Welcome(**{**fields, **changes})
 
 
-def make_request(prompt=(5, 6, 7), max_tokens=3, *, stop=(), deadline=None, priority=0, **sampling):
+def make_request(
+    prompt=(5, 6, 7),
+    max_tokens=3,
+    *,
+    stop=(),
+    deadline=None,
+    priority=0,
+    n=1,
+    best_of=1,
+    beam=None,
+    **sampling,
+):
     values = {"temperature": 0.0, "top_p": 1.0, "top_k": 0, "min_p": 0.0, "seed": 1, "logprobs": None}
     return Request(
         id="named by the client",
@@ -55,6 +66,9 @@ def make_request(prompt=(5, 6, 7), max_tokens=3, *, stop=(), deadline=None, prio
         include_special_tokens=False,
         deadline=deadline,
         priority=priority,
+        n=n,
+        best_of=best_of,
+        beam=beam,
     )
 
 
@@ -127,8 +141,16 @@ class Say:
         self.handed_over = HandedOverReport(key=key)
         self.key = key
 
-    def token(self, position, token_id, end: TokenEnd | None = None):
-        return TokenReport(key=self.key, position=position, token_id=token_id, logprob=None, top=(), end=end)
+    def token(self, position, token_id, end: TokenEnd | None = None, choice=0):
+        return TokenReport(
+            key=self.key,
+            choice=choice,
+            position=position,
+            token_id=token_id,
+            logprob=None,
+            top=(),
+            end=end,
+        )
 
     def ended(self, cause, detail=""):
         return EndedReport(key=self.key, cause=cause, detail=detail)

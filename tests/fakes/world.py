@@ -105,7 +105,7 @@ class Node:
             key = AttemptKey(request_id=message.cancel.request_id, attempt=message.cancel.attempt)
             self.worker.cancel(GATEWAY, key)
             return
-        submission = getattr(self.servicer, "_submission", None) or self.servicer._reservation
+        submission = getattr(self.servicer, "_submission", None) or self.servicer._action
         try:
             submission(GATEWAY, message)()
         except InvalidRequest as error:
@@ -214,7 +214,7 @@ class World:
         if client.journal.remaining() > 1:
             ticket = self._mint(order, source.welcome, target.welcome)
             right = Target(worker=target, ticket=ticket, ticket_key=KEY)
-        client.attempt = Attempt(journal=client.journal, order=order, prefill=source, target=right)
+        client.attempt = Attempt(journals=[client.journal], order=order, prefill=source, target=right)
         client.attempt.begin()
 
     def _mint(self, order, source, target):
@@ -222,7 +222,6 @@ class World:
             self.dice.randbytes,
             request_id=order.key.request_id,
             attempt=order.key.attempt,
-            choice=0,
             source=Identity(worker_id=source.worker_id, epoch=source.epoch),
             target=Identity(worker_id=target.worker_id, epoch=target.epoch),
             layout_fingerprint=self.layout.fingerprint(),
@@ -243,12 +242,12 @@ class World:
                         self._hear(client, node.record.address, report)
 
     def _hear(self, client, sender, letter):
-        batch = client.attempt.hear([Delivery(sender=sender, letter=letter)])
-        for token in batch.tokens:
+        batches = client.attempt.hear([Delivery(sender=sender, letter=letter)])
+        for token in (token for batch in batches for token in batch.tokens):
             assert token.position == len(client.tokens), "each position once, without gap"
             client.tokens.append(token.token_id)
-        if batch.end is not None:
-            client.outcome = batch.end.name.lower()
+        if client.journal.ended:
+            client.outcome = batches[-1].end.name.lower()
             client.attempt.close()
         elif client.attempt.failure is not None:
             assert isinstance(client.attempt.failure, AttemptLost), client.attempt.failure

@@ -2,7 +2,7 @@
 
 import asyncio
 import json
-from collections.abc import AsyncGenerator, AsyncIterator, Callable, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Collection, Sequence
 from contextlib import asynccontextmanager
 from datetime import UTC, datetime
 from itertools import count
@@ -37,8 +37,9 @@ class ScriptedSource:
         self.started = asyncio.Event()
         self.closed = asyncio.Event()
 
-    async def run(self, request: Request) -> AsyncGenerator[TokenBatch, None]:
+    async def run(self, request: Request, unread: Collection[int]) -> AsyncGenerator[TokenBatch, None]:
         self.requests.append(request)
+        self.unread = unread
         self.started.set()
         try:
             for step in self.steps:

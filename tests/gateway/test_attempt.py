@@ -46,7 +46,7 @@ class Scene:
         self.ticket = self._ticket(order)
         right = Target(worker=target, ticket=self.ticket, ticket_key=TICKET_KEY)
         self.attempt = Attempt(
-            journal=self.journal,
+            journals=[self.journal],
             order=order,
             prefill=source,
             target=right if self.journal.remaining() > 1 else None,
@@ -54,9 +54,9 @@ class Scene:
         self.heard = []
 
     def tell(self, sender, *letters):
-        batch = self.attempt.hear([Delivery(sender=sender, letter=letter) for letter in letters])
-        self.heard += [token.token_id for token in batch.tokens]
-        return batch
+        batches = self.attempt.hear([Delivery(sender=sender, letter=letter) for letter in letters])
+        self.heard += [token.token_id for batch in batches for token in batch.tokens]
+        return batches[0] if batches else None
 
     def reach(self, phase):
         """Bring the attempt into a phase by the shortest way."""
@@ -82,7 +82,6 @@ class Scene:
             lambda count: bytes(range(1, count + 1)),
             request_id=order.key.request_id,
             attempt=order.key.attempt,
-            choice=0,
             source=Identity(worker_id="p", epoch=7),
             target=Identity(worker_id="d", epoch=7),
             layout_fingerprint=FINGERPRINT,
@@ -275,3 +274,68 @@ def test_workers_that_call_themselves_alike_are_told_apart():
     assert scene.attempt.live()
     scene.tell("d", WorkerLost())
     assert type(scene.attempt.failure) is AttemptLost
+
+
+class Pair(Scene):
+    """One attempt at two choices of three tokens."""
+
+    def __init__(self):
+        super().__init__()
+        request = self.journal.request
+        self.journals = [Journal(request, f"wire.{choice}", choice=choice) for choice in (0, 1)]
+        orders = [journal.order(1, None) for journal in self.journals]
+        choices = tuple(choice for order in orders for choice in order.choices)
+        order = replace(orders[0], key=self.say.key, choices=choices)
+        right = Target(worker=self.d.record, ticket=self.ticket, ticket_key=TICKET_KEY)
+        self.attempt = Attempt(journals=self.journals, order=order, prefill=self.p.record, target=right)
+
+    def tell(self, sender, *letters):
+        batches = self.attempt.hear([Delivery(sender=sender, letter=letter) for letter in letters])
+        return {batch.choice: [token.token_id for token in batch.tokens] for batch in batches}
+
+
+def pair_computing():
+    scene = Pair()
+    scene.attempt.begin()
+    scene.tell("d", scene.say.reserved)
+    return scene
+
+
+def test_the_prompt_is_computed_when_each_choice_has_its_first_token():
+    scene = pair_computing()
+    say = scene.say
+    assert scene.tell("p", say.token(0, 11, choice=1)) == {1: [11]}
+    assert scene.attempt.phase is Phase.COMPUTING
+    assert scene.tell("p", say.token(0, 12, choice=0)) == {0: [12]}
+    assert scene.attempt.phase is Phase.HANDING_OVER
+
+
+@pytest.mark.parametrize("choice", [1, 2, 99])
+def test_a_first_token_twice_or_of_a_choice_that_nobody_asked_for_ends_the_attempt(choice):
+    scene = pair_computing()
+    scene.tell("p", scene.say.token(0, 11, choice=1), scene.say.token(0, 11, choice=choice))
+    assert type(scene.attempt.failure) is AttemptLost
+
+
+def test_the_attempt_is_done_when_its_last_choice_is():
+    scene = pair_computing()
+    say = scene.say
+    scene.tell("p", say.token(0, 2, TokenEnd.STOP, choice=0), say.token(0, 11, choice=1))
+    scene.tell("d", say.adopted, say.token(1, 12, choice=1))
+    assert scene.attempt.phase is Phase.DECODING
+    assert scene.tell("d", say.token(2, 13, TokenEnd.LENGTH, choice=1)) == {1: [13]}
+    assert scene.attempt.phase is Phase.DONE
+    scene.attempt.close()
+    assert (scene.p.kinds(), scene.d.kinds()) == (["submit"], ["reserve"])
+
+
+def test_a_choice_that_is_not_read_any_more_is_ended_once_and_not_shown():
+    scene = pair_computing()
+    say = scene.say
+    scene.tell("p", say.token(0, 11, choice=0), say.token(0, 11, choice=1))
+    scene.attempt.end_choice(0)
+    scene.attempt.end_choice(0)
+    assert scene.d.kinds() == ["reserve", "end_choice"]
+    assert scene.tell("d", say.adopted, say.token(1, 12, choice=0), say.token(1, 12, choice=1)) == {1: [12]}
+    scene.tell("d", say.token(2, 13, TokenEnd.LENGTH, choice=1))
+    assert scene.attempt.phase is Phase.DONE

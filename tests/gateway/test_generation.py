@@ -2,12 +2,14 @@
 
 import asyncio
 from contextlib import aclosing
+from dataclasses import replace
 
 import pytest
 
+from crossdock.seeds import choice_seed
 from crossdock.v1 import inference_pb2
 from gateway.generation import EndOfSequence, Finish, StopString, StopToken, generate
-from gateway.request import EndReason, TokenBatch
+from gateway.request import EndReason, Token, TokenBatch
 from service.errors import InternalFault, Unavailable
 
 
@@ -136,3 +138,59 @@ async def test_closing_the_generation_closes_the_source(ask, batches, scripted, 
     assert not source.closed.is_set()
     await deltas.aclose()
     assert source.closed.is_set()
+
+
+def of_choice(batches, choice):
+    return [replace(batch, choice=choice) for batch in batches]
+
+
+def woven(*answers):
+    """The batches of several choices, in turn."""
+    return [batch for step in zip(*answers, strict=True) for batch in step]
+
+
+async def test_each_choice_has_its_own_text_positions_and_end(ask, batches, scripted, tokenizer):
+    texts = (" one two", " three four")
+    answers = [of_choice(batches(tokenizer.encode(text)), n) for n, text in enumerate(texts)]
+    request = await ask(sampling=inference_pb2.SamplingParams(n=2, seed=3))
+    deltas = await collect(request, scripted(*woven(*answers)), tokenizer)
+    for choice, text in enumerate(texts):
+        mine = [delta for delta in deltas if delta.choice == choice]
+        assert "".join(delta.text for delta in mine) == text
+        assert [delta.first_position for delta in mine] == [0, 1]
+        assert [delta.finish is None for delta in mine] == [True, False]
+        assert {delta.seed for delta in mine} == {choice_seed(3, choice)}
+
+
+async def test_a_stop_string_ends_its_choice_and_the_others_go_on(ask, batches, scripted, tokenizer):
+    stopped = of_choice(batches(tokenizer.encode(" one two two"), end=None), 0)
+    others = of_choice(batches(tokenizer.encode(" a b c")), 1)
+    source = scripted(*woven(stopped, others))
+    request = await ask(stop=stopping("two"), sampling=inference_pb2.SamplingParams(n=2))
+    deltas = await collect(request, source, tokenizer)
+    ends = {delta.choice: delta.finish for delta in deltas if delta.finish}
+    assert ends == {
+        0: Finish(reason=EndReason.STOP, matched=StopString(text="two")),
+        1: Finish(reason=EndReason.LENGTH, matched=None),
+    }
+    assert source.unread == {0, 1}
+    assert len([delta for delta in deltas if delta.choice == 0]) == 2, "what came behind it is not shown"
+
+
+async def test_the_best_of_more_are_those_with_the_highest_sum_of_logprobs(ask, scripted, tokenizer):
+    """Shown whole, the best first, under new numbers; of two equals the earlier one."""
+
+    def answer(choice, *logprobs):
+        tokens = tuple(
+            Token(position=n, token_id=500 + choice, logprob=value, top=())
+            for n, value in enumerate(logprobs)
+        )
+        return TokenBatch(tokens=tokens, end=EndReason.LENGTH, choice=choice)
+
+    request = await ask(sampling=inference_pb2.SamplingParams(n=2, best_of=4, seed=9))
+    source = scripted(answer(0, -3.0), answer(2, -1.0), answer(1, -0.4, -0.5), answer(3, -0.1, -0.9))
+    deltas = await collect(request, source, tokenizer)
+    assert [(delta.choice, delta.tokens[0].token_id) for delta in deltas] == [(0, 501), (1, 502)]
+    assert [delta.seed for delta in deltas] == [choice_seed(9, 1), choice_seed(9, 2)]
+    assert [delta.unseen_tokens for delta in deltas] == [0, 3]
+    assert request.needed_logprobs() == 0 and request.sampling.logprobs is None

@@ -6,7 +6,7 @@ from hypothesis import strategies as st
 
 from gateway.journal import Divergence, Journal
 from gateway.request import EndReason
-from service.orders import AttemptKey
+from service.orders import AttemptKey, Choice
 from service.reports import TokenEnd, TokenReport
 from tests.fakes.scripted_workers import make_request
 
@@ -107,10 +107,10 @@ def test_an_order_holds_all_that_a_worker_needs_and_the_name_between_our_process
     journal = Journal(request, "wire-1")
     journal.take(report(0, 8))
     order = journal.order(3, 1500)
-    assert (order.key.request_id, order.key.attempt, order.choice) == ("wire-1", 3, 0)
+    assert (order.key.request_id, order.key.attempt) == ("wire-1", 3)
     assert (order.token_ids, order.prompt_tokens) == ((5, 6, 8), 2)
     assert (order.max_tokens, order.min_tokens, order.stop_token_ids) == (7, 0, frozenset({2, 3}))
     assert (order.temperature, order.top_p, order.top_k, order.min_p) == (0.5, 0.9, 4, 0.1)
-    assert (order.seed, order.logprobs, order.time_left_ms) == (-3, 2, 1500)
+    assert (order.choices, order.logprobs, order.time_left_ms) == ((Choice(index=0, seed=-3),), 2, 1500)
     assert order.length_limit() == journal.length_limit() == 9
     assert order.remaining() == journal.remaining() == 6

@@ -33,8 +33,14 @@ def chat(*contents, **fields):
         ({"seed": 2**63}, "seed"),
         ({"max_tokens": 0}, "max_tokens"),
         ({"max_tokens": 1e30}, "max_tokens"),
-        ({"n": 2}, "n"),
-        ({"best_of": 2}, "best_of"),
+        ({"n": 17}, "n"),
+        ({"n": 2, "best_of": 1}, "best_of"),
+        ({"best_of": 2, "stream": True}, "best_of"),
+        ({"use_beam_search": True}, "best_of"),
+        ({"use_beam_search": True, "best_of": 17}, "best_of"),
+        ({"use_beam_search": True, "best_of": 2, "temperature": 0.5}, "temperature"),
+        ({"length_penalty": 2}, "length_penalty"),
+        ({"early_stopping": True}, "early_stopping"),
         ({"logprobs": 21}, "logprobs"),
         ({"presence_penalty": 0.5}, "presence_penalty"),
         ({"frequency_penalty": 0.5}, "frequency_penalty"),
@@ -183,11 +189,11 @@ async def test_one_failing_prompt_ends_the_others(post, frontend_over, scripted,
     started = []
     run = source.run
 
-    async def run_or_fail(request):
+    async def run_or_fail(request, unread):
         started.append(request.id)
         if request.id.endswith("-1"):
             raise Unavailable("gone")
-        async for batch in run(request):
+        async for batch in run(request, unread):
             yield batch
 
     source.run = run_or_fail

@@ -72,7 +72,7 @@ async def test_a_stream_starts_with_the_prompt_and_ends_with_usage(
         call = stub_of(channel).GenerateStream(stream_request(request_id="mine"))
         parts = [part async for part in call]
         assert ("x-request-id", "mine") in tuple(await call.initial_metadata())
-    info = inference_pb2.PromptInfo(prompt_tokens=5, cached_tokens=4, seed=7)
+    info = inference_pb2.PromptInfo(prompt_tokens=5, cached_tokens=4, seed=7, choice_seeds=[7])
     usage = inference_pb2.Usage(prompt_tokens=5, completion_tokens=3, cached_tokens=4)
     finish = inference_pb2.Finish(reason=inference_pb2.FINISH_REASON_STOP, eos_token_id=2)
     assert [part.HasField("prompt_info") for part in parts] == [True, False, False]
@@ -118,7 +118,7 @@ async def test_logprobs_are_absent_unless_asked_for(frontend_over, scripted, bat
 async def test_a_refused_request_names_its_fields_and_starts_nothing(frontend_over, scripted):
     source = scripted()
     async with serving(frontend_over(source)) as channel:
-        sampling = inference_pb2.SamplingParams(temperature=math.nan, n=3)
+        sampling = inference_pb2.SamplingParams(temperature=math.nan, n=17)
         error = await refusal_of(stub_of(channel).GenerateStream(stream_request(sampling=sampling)))
     assert error.code() is grpc.StatusCode.INVALID_ARGUMENT
     details = details_of(error)

@@ -10,6 +10,7 @@ from gateway.request import ModelCard, Sampling
 from gateway.tokenizer import Tokenizer
 from gateway.validation import accept
 from service.errors import DeadlineExpired, InvalidRequest, ModelNotFound
+from service.orders import Beam
 
 VOCAB, LENGTH = 49152, 512
 SMALLEST = 5e-324
@@ -38,7 +39,7 @@ def chat(*messages):
 
 @pytest.fixture
 def take(card, tokenizer):
-    def take(asked, *, card=card, tokenizer=tokenizer, time_left_s=None):
+    def take(asked, *, card=card, tokenizer=tokenizer, time_left_s=None, streamed=False):
         return accept(
             asked,
             card,
@@ -48,6 +49,7 @@ def take(card, tokenizer):
             now=100.0,
             today=datetime(2030, 1, 2, tzinfo=UTC),
             time_left_s=time_left_s,
+            streamed=streamed,
         )
 
     return take
@@ -101,7 +103,9 @@ def test_given_fields_are_taken_as_they_are(take):
         ("top_k", [0, 1, VOCAB], [-1, VOCAB + 1, 2**31 - 1, -(2**31)]),
         ("max_tokens", [1, LENGTH - 5], [0, -1, LENGTH + 1, 2**31 - 1, -(2**31)]),
         ("min_tokens", [0, 1, LENGTH - 5], [-1, LENGTH + 1, 2**31 - 1, -(2**31)]),
-        ("n", [1], [0, -1, 2, 2**31 - 1]),
+        ("n", [1, 2, 16], [0, -1, 17, 2**31 - 1]),
+        ("best_of", [1, 2, 16], [0, -1, 17, 2**31 - 1]),
+        ("beam_width", [2, 16], [0, 1, -1, 17, 2**31 - 1]),
         ("seed", [0, -1, 2**63 - 1, -(2**63)], []),
     ],
 )
@@ -132,8 +136,46 @@ def test_a_priority_is_bounded_so_that_nobody_waits_for_ever(take, value, fine):
         assert refused(take, asked) == {"priority": "must be in [-100, 100]"}
 
 
-def test_more_than_one_answer_is_refused_as_must_be_one(take):
-    assert refused(take, sampling(n=2)) == {"sampling.n": "must be 1"}
+def test_what_is_not_said_of_several_answers_is_one_of_them_that_is_shown(take):
+    assert [(each.n, each.best_of, each.beam) for each in (take(spec()), take(sampling(n=3)))] == [
+        (1, 1, None),
+        (3, 3, None),
+    ]
+    assert take(sampling(n=3, best_of=5)).best_of == 5
+    assert take(sampling(beam_width=4, n=2)).beam == Beam(width=4, length_penalty=1.0, early_stopping=False)
+    asked = sampling(beam_width=4, length_penalty=-0.5, early_stopping=True, temperature=0, top_p=1)
+    assert take(asked).beam == Beam(width=4, length_penalty=-0.5, early_stopping=True)
+
+
+@pytest.mark.parametrize(
+    ("fields", "broken"),
+    [
+        ({"n": 3, "best_of": 2}, "best_of"),
+        ({"n": 3, "beam_width": 2}, "n"),
+        ({"beam_width": 2, "temperature": 0.5}, "temperature"),
+        ({"beam_width": 2, "top_p": 0.5}, "top_p"),
+        ({"beam_width": 2, "top_k": 5}, "top_k"),
+        ({"beam_width": 2, "min_p": 0.5}, "min_p"),
+        ({"beam_width": 2, "best_of": 2}, "best_of"),
+        ({"beam_width": 2, "length_penalty": 11}, "length_penalty"),
+        ({"beam_width": 2, "length_penalty": math.nan}, "length_penalty"),
+        ({"length_penalty": 1}, "length_penalty"),
+        ({"early_stopping": False}, "early_stopping"),
+    ],
+)
+def test_wishes_for_several_answers_that_do_not_go_together_are_named(take, fields, broken):
+    assert list(refused(take, sampling(**fields))) == [f"sampling.{broken}"]
+
+
+def test_a_search_knows_no_stop_strings(take):
+    asked = sampling(beam_width=2)
+    asked.stop.strings.append("x")
+    assert refused(take, asked) == {"stop.strings": "not with beam search"}
+
+
+def test_the_best_of_more_cannot_be_streamed(take):
+    assert take(sampling(n=2, best_of=2), streamed=True).best_of == 2
+    assert list(refused(take, sampling(n=2, best_of=3), streamed=True)) == ["sampling.best_of"]
 
 
 @pytest.mark.parametrize(
@@ -178,7 +220,7 @@ def test_lists_texts_and_prompts_are_held_to_their_limits(take, asked, fields):
 def test_every_broken_rule_is_named_at_once(take):
     asked = inference_pb2.GenerationSpec(
         token_ids=inference_pb2.TokenIds(ids=[VOCAB]),
-        sampling=inference_pb2.SamplingParams(temperature=3, top_p=math.nan, n=4),
+        sampling=inference_pb2.SamplingParams(temperature=3, top_p=math.nan, n=17),
         stop=inference_pb2.StopConditions(strings=[""]),
         output=inference_pb2.OutputOptions(logprobs=99),
         request_id="\x07",
@@ -234,7 +276,7 @@ def test_an_oversized_text_is_refused_without_being_tokenised(card, take):
         def encode(self, text):
             raise AssertionError("tokenised")
 
-    for asked in (spec(text="a" * 10**6), chat(("user", "a" * 10**6)), sampling(n=2)):
+    for asked in (spec(text="a" * 10**6), chat(("user", "a" * 10**6)), sampling(n=17)):
         refused(take, asked, tokenizer=Untouchable())
 
 

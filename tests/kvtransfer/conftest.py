@@ -46,7 +46,6 @@ class World:
             lambda count: next(_SERIAL).to_bytes(count, "big"),
             request_id="request",
             attempt=3,
-            choice=0,
             source=SOURCE,
             target=TARGET,
             layout_fingerprint=layout.fingerprint(),
@@ -127,7 +126,7 @@ class MemoryPair:
         self.source.open(self.world.seal(ticket), ticket, ("memory",))
         for index, block in zip(ticket.blocks_to_send(), blocks, strict=True):
             self.source.push(ticket.ticket_id, index, [memoryview(block)])
-        self.source.finish(ticket.ticket_id, ticket.num_tokens, first_token)
+        self.source.finish(ticket.ticket_id, ticket.num_tokens, ((0, first_token),))
         return blocks
 
     def bind(self, ticket_id: bytes) -> None:
@@ -316,7 +315,7 @@ def send_all(world, source, ticket, endpoints, layout, first_token=7):
     source.open(world.seal(ticket), ticket, endpoints)
     for index, block in zip(ticket.blocks_to_send(), blocks, strict=True):
         source.push(ticket.ticket_id, index, [memoryview(block)])
-    source.finish(ticket.ticket_id, ticket.num_tokens, first_token)
+    source.finish(ticket.ticket_id, ticket.num_tokens, ((0, first_token),))
     return blocks
 
 

@@ -15,7 +15,6 @@ TICKET = mint(
     lambda count: bytes(range(1, count + 1)),
     request_id="r",
     attempt=3,
-    choice=0,
     source=Identity(worker_id="p", epoch=11),
     target=Identity(worker_id="d", epoch=22),
     layout_fingerprint=PRINT,

@@ -140,7 +140,7 @@ def send_all(source, ticket, endpoints) -> None:
     source.open(World().seal(ticket), ticket, endpoints)
     blocks = World().blocks(ticket, LAYOUT)
     source.push(ticket.ticket_id, ticket.first_block, [memoryview(block) for block in blocks])
-    source.finish(ticket.ticket_id, ticket.num_tokens, 7)
+    source.finish(ticket.ticket_id, ticket.num_tokens, ((0, 7),))
 
 
 def bind_places(target, on_target, ticket):

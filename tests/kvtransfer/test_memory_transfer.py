@@ -55,7 +55,7 @@ def test_every_block_lands_where_it_belongs(world, memory_pair, count, first_blo
     pair.run_to_close(ticket)
     assert_handed_over(pair, ticket, blocks)
     received = next(each for each in pair.target_events if isinstance(each, events.Received))
-    assert (received.num_tokens, received.first_token) == (ticket.num_tokens, 12345)
+    assert (received.num_tokens, received.first_tokens) == (ticket.num_tokens, ((0, 12345),))
 
 
 def test_blocks_pushed_while_others_are_computed_leave_before_the_run_is_finished(world, memory_pair):
@@ -67,7 +67,7 @@ def test_blocks_pushed_while_others_are_computed_leave_before_the_run_is_finishe
     pair.source.push(ticket.ticket_id, 0, [memoryview(blocks[0]), memoryview(blocks[1])])
     assert pair.run(lambda: pair.target.counters().get("blocks_placed") == 2)
     pair.source.push(ticket.ticket_id, 2, [memoryview(blocks[2])])
-    pair.source.finish(ticket.ticket_id, ticket.num_tokens, 1)
+    pair.source.finish(ticket.ticket_id, ticket.num_tokens, ((0, 1),))
     pair.run_to_close(ticket)
     assert_handed_over(pair, ticket, blocks)
 
@@ -156,7 +156,7 @@ def test_a_manifest_that_does_not_fit_the_blocks_is_refused(world, memory_pair):
         message = message_of(packet)
         if not isinstance(message, wire.Manifest):
             return (packet,)
-        envelope = replace(wire.decode(packet.header), message=replace(message, first_token=99))
+        envelope = replace(wire.decode(packet.header), message=replace(message, first_tokens=((0, 99),)))
         return (replace(packet, header=wire.encode(envelope)),)
 
     pair = memory_pair(script)
@@ -299,7 +299,7 @@ def test_computing_many_leases_long_costs_nothing(world, memory_pair):
     pair.source.push(ticket.ticket_id, 0, [memoryview(blocks[0])])
     pair.run(seconds=5.0)
     pair.source.push(ticket.ticket_id, 1, [memoryview(blocks[1])])
-    pair.source.finish(ticket.ticket_id, ticket.num_tokens, 1)
+    pair.source.finish(ticket.ticket_id, ticket.num_tokens, ((0, 1),))
     pair.run_to_close(ticket)
     assert_handed_over(pair, ticket, blocks)
 

@@ -37,7 +37,7 @@ def outgoing_in(world, state, pushed) -> OutgoingTransfer:
         transfer.granted(BLOCK_BYTES, 0.0)
     if state in (states.SEALED, states.COMMITTED):
         transfer.granted(BLOCKS * BLOCK_BYTES, 0.0)
-        transfer.finish(7, 0.0)
+        transfer.finish(((0, 7),), 0.0)
     if state is states.COMMITTED:
         transfer.committed(0.0)
     if state in (states.ENDED, states.CLOSED):
@@ -50,7 +50,7 @@ def outgoing_in(world, state, pushed) -> OutgoingTransfer:
 
 OUTGOING_EVENTS = {
     outgoing.Event.PUSH: lambda transfer: transfer.push(2, digests()[2:], 1.0),
-    outgoing.Event.FINISH: lambda transfer: transfer.finish(7, 1.0),
+    outgoing.Event.FINISH: lambda transfer: transfer.finish(((0, 7),), 1.0),
     outgoing.Event.GRANT: lambda transfer: transfer.granted(BLOCK_BYTES, 1.0),
     outgoing.Event.RESEND: lambda transfer: transfer.resend((0,), 1.0),
     outgoing.Event.COMMIT: lambda transfer: transfer.committed(1.0),
@@ -82,8 +82,8 @@ def test_every_outgoing_event_is_taken_from_outside_or_made_inside():
 
 
 def manifest(transfer) -> wire.Manifest:
-    digest = manifest_digest(transfer.ticket, 7, digests())
-    return wire.Manifest(num_tokens=transfer.ticket.num_tokens, digest=digest, first_token=7)
+    digest = manifest_digest(transfer.ticket, ((0, 7),), digests())
+    return wire.Manifest(num_tokens=transfer.ticket.num_tokens, digest=digest, first_tokens=((0, 7),))
 
 
 def run(*indices) -> wire.BlockRun:

@@ -32,7 +32,12 @@ MESSAGES = st.one_of(
         wire.BlockRun, first_index=U32, digests=st.lists(DIGESTS, min_size=1, max_size=64).map(b"".join)
     ),
     st.builds(wire.Resend, indices=st.lists(U32, max_size=50).map(tuple)),
-    st.builds(wire.Manifest, num_tokens=st.integers(1, U32_MAX), digest=DIGESTS, first_token=U32),
+    st.builds(
+        wire.Manifest,
+        num_tokens=st.integers(1, U32_MAX),
+        digest=DIGESTS,
+        first_tokens=st.lists(st.tuples(U32, U32), max_size=wire.FIRST_TOKENS_MAX).map(tuple),
+    ),
     st.builds(wire.Committed),
     st.builds(wire.Refused, reason=st.sampled_from(Reason), detail=NAMES),
     st.builds(wire.Abort, reason=st.sampled_from(Reason)),

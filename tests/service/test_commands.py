@@ -100,7 +100,10 @@ class Inference(inference_pb2_grpc.InferenceServiceServicer):
         output = inference_pb2.SequenceOutput(text="Hello", token_ids=[5, 6, 8])
         output.finish.reason = inference_pb2.FINISH_REASON_LENGTH
         return inference_pb2.GenerateResponse(
-            request_id="r-1", outputs=[output], usage={"completion_tokens": 3}, prompt_info={"seed": 9}
+            request_id="r-1",
+            outputs=[output, output],
+            usage={"completion_tokens": 3},
+            prompt_info={"seed": 9, "choice_seeds": [9, 10]},
         )
 
     def Tokenize(self, request, context):
@@ -225,6 +228,7 @@ def test_the_client_returns_values(gateway):
         answer = client.generate([1, 2])
         assert (answer.text, answer.token_ids, answer.seed) == ("Hello", (5, 6, 8), 9)
         assert answer.finish is FinishReason.LENGTH
+        assert [(choice.text, choice.seed) for choice in answer.choices] == [("Hello", 9), ("Hello", 10)]
         assert [delta.text for delta in client.stream("x")] == ["Hé", "llo"]
         assert client.tokenize("four") == (4, 0)
         assert client.tokenize([Message(role="user", content="x")]) == (0, 1)

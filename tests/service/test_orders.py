@@ -9,6 +9,9 @@ from hypothesis import strategies as st
 from service.errors import InvalidRequest
 from service.orders import (
     AGE_MS_MAX,
+    BEAM_WIDTH_MAX,
+    CHOICES_MAX,
+    LENGTH_PENALTY_MAX,
     LOGPROBS_MAX,
     PREEMPTIONS_MAX,
     PRIORITY_MAX,
@@ -16,6 +19,8 @@ from service.orders import (
     STOP_TOKENS_MAX,
     AttemptKey,
     AttemptRefused,
+    Beam,
+    Choice,
     OrderLimits,
     SequenceOrder,
     from_spec,
@@ -26,7 +31,7 @@ from service.orders import (
 LIMITS = OrderLimits(vocab_size=1000, tokens_max=20)
 ORDER = SequenceOrder(
     key=AttemptKey(request_id="r", attempt=1),
-    choice=0,
+    choices=(Choice(index=0, seed=-1),),
     token_ids=(1, 2, 3, 4),
     prompt_tokens=3,
     max_tokens=10,
@@ -36,7 +41,6 @@ ORDER = SequenceOrder(
     top_p=0.9,
     top_k=5,
     min_p=0.1,
-    seed=-1,
     logprobs=None,
     time_left_ms=None,
 )
@@ -51,6 +55,20 @@ def refused_fields(limits=LIMITS, **changes):
 unit = st.floats(0, 1)
 
 
+def choices():
+    made = st.builds(Choice, index=st.integers(0, CHOICES_MAX - 1), seed=st.integers(-(2**63), 2**63 - 1))
+    return st.lists(made, min_size=1, max_size=3, unique_by=lambda choice: choice.index).map(tuple)
+
+
+def beams():
+    return st.builds(
+        Beam,
+        width=st.integers(3, BEAM_WIDTH_MAX),
+        length_penalty=st.floats(-LENGTH_PENALTY_MAX, LENGTH_PENALTY_MAX),
+        early_stopping=st.booleans(),
+    )
+
+
 @st.composite
 def orders(draw):
     prompt = draw(st.lists(st.integers(0, 999), min_size=1, max_size=8))
@@ -60,7 +78,7 @@ def orders(draw):
         key=AttemptKey(
             request_id=draw(st.text(min_size=1, max_size=32)), attempt=draw(st.integers(1, 2**32 - 1))
         ),
-        choice=draw(st.integers(0, 2**32 - 1)),
+        choices=draw(choices()),
         token_ids=(*prompt, *emitted),
         prompt_tokens=len(prompt),
         max_tokens=max_tokens,
@@ -70,9 +88,9 @@ def orders(draw):
         top_p=draw(st.floats(0, 1, exclude_min=True)),
         top_k=draw(st.integers(0, 1000)),
         min_p=draw(unit),
-        seed=draw(st.integers(-(2**63), 2**63 - 1)),
         logprobs=draw(st.none() | st.integers(0, LOGPROBS_MAX)),
         time_left_ms=draw(st.none() | st.integers(1, 2**63)),
+        beam=None if emitted else draw(st.none() | beams()),
         preemptions=draw(st.integers(0, PREEMPTIONS_MAX)),
         age_ms=draw(st.integers(0, AGE_MS_MAX)),
         priority=draw(st.integers(-PRIORITY_MAX, PRIORITY_MAX)),
@@ -102,6 +120,11 @@ def test_an_order_that_keeps_the_rules_comes_back_as_it_was(order):
         ("max_tokens", [0, 1, 18]),
         ("key", [AttemptKey(request_id="r", attempt=0)]),
         ("key", [AttemptKey(request_id="", attempt=1), AttemptKey(request_id="é" * 65, attempt=1)]),
+        ("choices", [(), tuple(Choice(index=n, seed=n) for n in range(CHOICES_MAX + 1))]),
+        (
+            "choices",
+            [(Choice(index=CHOICES_MAX, seed=0),), (Choice(index=1, seed=0), Choice(index=1, seed=2))],
+        ),
     ],
 )
 def test_each_broken_rule_is_named(field, values):
@@ -175,3 +198,45 @@ def test_an_older_attempt_or_another_gateway_makes_nothing_void(attempt):
     if attempt < 2:
         with pytest.raises(AttemptRefused, match="newer"):
             superseded("g", key(attempt), [("g", key(2))])
+
+
+SEARCH = replace(ORDER, token_ids=(1, 2, 3), beam=Beam(width=2))
+
+
+@pytest.mark.parametrize(
+    ("field", "changes"),
+    [
+        ("beam.width", {"beam": Beam(width=1)}),
+        ("beam.width", {"beam": Beam(width=BEAM_WIDTH_MAX + 1)}),
+        ("beam.length_penalty", {"beam": Beam(width=2, length_penalty=LENGTH_PENALTY_MAX + 0.1)}),
+        ("beam.length_penalty", {"beam": Beam(width=2, length_penalty=float("nan"))}),
+        ("choices", {"choices": tuple(Choice(index=n, seed=0) for n in range(3))}),
+        ("token_ids", {"token_ids": (1, 2, 3, 4)}),
+    ],
+)
+def test_each_broken_rule_of_a_search_is_named(field, changes):
+    assert from_spec(to_spec(SEARCH), LIMITS) == SEARCH
+    with pytest.raises(InvalidRequest) as refusal:
+        from_spec(to_spec(replace(SEARCH, **changes)), LIMITS)
+    assert [violation.field for violation in refusal.value.violations] == [field]
+
+
+@pytest.mark.parametrize(
+    ("prompt", "choices", "blocks"),
+    [
+        (8, 1, 3),  # 8 + 4 - 1 positions
+        (8, 3, 2 + 3 * 1),
+        (7, 1, 3),
+        (7, 3, 1 + 1 + 3 * 2),  # the second block is copied by each of them
+        (2, 2, 0 + 1 + 2 * 2),
+    ],
+)
+def test_blocks_that_choices_have_in_common_count_once(prompt, choices, blocks):
+    order = replace(
+        ORDER,
+        token_ids=tuple(range(prompt)),
+        prompt_tokens=prompt,
+        max_tokens=4,
+        choices=tuple(Choice(index=n, seed=n) for n in range(choices)),
+    )
+    assert order.blocks(block_size=4) == blocks

@@ -1,30 +1,60 @@
 """One client of a gateway: what it asks, what it is told, and whether that may be so.
 
-Checks as it hears: the next positions of the right answer (I6, I7), one end (I8), in time.
+Checks as it hears: of each choice the next positions of the right answer (I6, I7), one end (I8), in time.
 """
 
+from dataclasses import dataclass, field
+
+from crossdock.seeds import choice_seed
 from gateway.request import Request, Sampling, Stop
 from tests.simulation import oracle
 
 
+@dataclass
+class Choice:
+    """One answer: what it must be, and what was told of it. end: stop, length or enough."""
+
+    answer: oracle.Answer
+    tokens: list = field(default_factory=list)
+    end: str | None = None
+
+
 class Client:
-    """One request and what became of it. outcome: stop, length, enough, cancelled, broken (its gateway died), or
-    the name of a service error."""
+    """One request and what became of it. outcome: how its last choice ended (stop, length or enough), cancelled,
+    broken (its gateway died), or the name of a service error. wire_ids: its names between the processes."""
 
     def __init__(self, world, number, wish):
         self.number = number
         self.wish = wish
-        self.tokens = []
         self.outcome = None
         self.detail = ""
         self.task = None
         self.gateway = None
-        self.wire_id = None
-        self.attempts = 0
+        self.wire_ids = {}
+        self.unread = set()
         self.preemptions = 0
-        self.answer = oracle.answer_to(wish)
+        self.choices = [Choice(answer) for answer in self._right()]
         self._world = world
         self._deadline = None
+
+    @property
+    def tokens(self):
+        """Of the first choice."""
+        return self.choices[0].tokens
+
+    @property
+    def attempts(self):
+        return sum(self.wire_ids.values())
+
+    def _right(self):
+        """What each choice must be."""
+        wish = self.wish
+        ends = {"max_tokens": wish.max_tokens, "min_tokens": wish.min_tokens, "stop": wish.stop}
+        if wish.beam is not None:
+            return oracle.searched(wish.prompt, wish.beam, wish.n, **ends)
+        drawn = {"temperature": wish.temperature, "top_p": wish.top_p, "top_k": wish.top_k}
+        seeds = [choice_seed(wish.seed, number) for number in range(wish.n)]
+        return [oracle.answer(wish.prompt, seed=seed, **ends, **drawn) for seed in seeds]
 
     def request(self, now):
         wish = self.wish
@@ -52,30 +82,37 @@ class Client:
             deadline=self._deadline,
             cache_salt=wish.salt,
             priority=wish.priority,
+            n=wish.n,
+            best_of=wish.n,
+            beam=wish.beam,
         )
 
     def take(self, batch):
         """I6, I7: the next positions of the right answer, and nothing after its end."""
-        fail = self._world.fail
-        if self.outcome is not None:
-            fail("I8", f"request {self.number} is told more after {self.outcome}")
+        fail, choice, name = self._world.fail, self.choices[batch.choice], f"{self.number}.{batch.choice}"
+        if batch.choice in self.unread and choice.end == "enough":
+            return  # what was under way
+        if self.outcome is not None or choice.end is not None:
+            fail("I8", f"request {name} is told more after {self.outcome or choice.end}")
         for token in batch.tokens:
-            if token.position != len(self.tokens):
-                fail("I6", f"request {self.number} is told position {token.position} at {len(self.tokens)}")
-            self.tokens.append(token.token_id)
-        right = self.answer.tokens[: len(self.tokens)]
-        if tuple(self.tokens) != right:
-            fail("I7", f"request {self.number} is told {self.tokens}, not {right}")
+            if token.position != len(choice.tokens):
+                fail("I6", f"request {name} is told position {token.position} at {len(choice.tokens)}")
+            choice.tokens.append(token.token_id)
+        right = choice.answer.tokens[: len(choice.tokens)]
+        if tuple(choice.tokens) != right:
+            fail("I7", f"request {name} is told {choice.tokens}, not {right}")
         if batch.end is not None:
-            self.end(batch.end.name.lower())
+            choice.end = batch.end.name.lower()
+        elif self.wish.enough is not None and len(choice.tokens) >= self.wish.enough:
+            choice.end = "enough"
+            self.unread.add(batch.choice)
+        if all(each.end for each in self.choices):
+            self.end(choice.end)
 
     def served(self, task):
         """The coroutine that serves it has ended."""
         if task.cancelled() and self.outcome is None:
             self.end("cancelled")
-
-    def has_enough(self):
-        return self.wish.enough is not None and len(self.tokens) >= self.wish.enough
 
     def end(self, outcome, detail=""):
         if self.outcome == "broken":
@@ -92,9 +129,13 @@ class Client:
         """Whoever says that nobody can serve this knows nobody who can."""
         for role, workers in (("prefill", self.gateway.prefills), ("decode", self.gateway.decodes)):
             if self.detail.startswith(f"no {role} worker") and (
-                workers.any_ready() or (role == "decode" and self.wish.max_tokens - len(self.tokens) == 1)
+                workers.any_ready() or (role == "decode" and self._one_token_is_left())
             ):
                 self._world.fail("I8", f"request {self.number} ends without need: {self.detail}")
+
+    def _one_token_is_left(self):
+        left = [self.wish.max_tokens - len(choice.tokens) for choice in self.choices]
+        return self.wish.beam is None and 1 in left
 
     def _check_punctual(self):
         """A deadline is kept, unless something happened to the gateway's own process."""
@@ -107,9 +148,11 @@ class Client:
     def check_end(self):
         """The outcome is one that this request may have."""
         fail, faults = self._world.fail, self._world.scenario.faults
-        if self.outcome in ("stop", "length"):
-            if (tuple(self.tokens), self.outcome) != (self.answer.tokens, self.answer.end):
-                fail("I7", f"request {self.number} ends {self.outcome} with {self.tokens}, not {self.answer}")
+        if self.outcome in ("stop", "length", "enough"):
+            for choice in self.choices:
+                told, right = (tuple(choice.tokens), choice.end), choice.answer
+                if choice.end != "enough" and told != (right.tokens, right.end):
+                    fail("I7", f"request {self.number} ends with {told}, not {right}")
         elif self.outcome == "DeadlineExpired":
             if self._deadline is None or self.gateway.clock() < self._deadline - 0.01:
                 fail("I8", f"request {self.number} is too late for a deadline of {self.wish.deadline_s} s")
@@ -119,5 +162,8 @@ class Client:
         elif self.outcome == "Unavailable":
             if not faults and not self._world.scenario.may_refuse():
                 fail("I8", f"request {self.number} is not served: {self.detail}")
-        elif self.outcome not in ("cancelled", "broken", "enough"):
+        elif self.outcome == "InvalidRequest":
+            if self.wish.beam is None:
+                fail("I8", f"request {self.number} is refused: {self.detail}")
+        elif self.outcome not in ("cancelled", "broken"):
             fail("I8", f"request {self.number} ends with {self.outcome}: {self.detail}")

@@ -64,11 +64,11 @@ class GatewayProcess(Looped):
 
     async def _serve(self, client):
         try:
-            async with aclosing(self.orchestrator.run(client.request(self.clock()))) as batches:
+            run = self.orchestrator.run(client.request(self.clock()), client.unread)
+            async with aclosing(run) as batches:
                 async for batch in batches:
                     client.take(batch)
-                    if client.outcome is None and client.has_enough():
-                        client.end("enough")
+                    if client.outcome is not None:
                         break
                     if client.wish.pause_s:
                         await asyncio.sleep(client.wish.pause_s)

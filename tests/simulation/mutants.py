@@ -66,6 +66,23 @@ class Mutant:
 
 MUTANTS = (
     Mutant(
+        "a block that choices share is written in place",
+        EngineCore,
+        "_unshared",
+        {
+            "first < len(table) and not self.pool.writable(table, first)": "False",
+            "assert all(self.pool.writable(table, at) for at in range(first, len(table)))": "pass",
+        },
+        CANCELS,
+    ),
+    Mutant(
+        "the attempt is done when one of its choices is",
+        Attempt,
+        "_token",
+        {"if not self._live:": "if True:"},
+        CANCELS,
+    ),
+    Mutant(
         "the target does not look at epoch and attempt",
         TargetIO,
         "_on_transfer_message",

@@ -4,8 +4,9 @@ from dataclasses import dataclass
 
 import torch
 
+from decode_worker.beam_search import BeamSearch
 from engine.sampling import Sampler, SampleRow
-from engine.sequence import SamplingParams
+from engine.sequence import SamplingParams, StopRules
 from tests.fakes.hash_model import POSITION_BYTES, START, logits_for, next_token, position_kv
 
 
@@ -48,6 +49,31 @@ def answer(prompt, *, max_tokens, min_tokens, stop, temperature, top_p, top_k, s
             return Answer(tuple(tokens[len(prompt) :]), "stop", bytes(kv))
         if generated == max_tokens:
             return Answer(tuple(tokens[len(prompt) :]), "length", bytes(kv))
+
+
+def searched(prompt, beam, count, *, max_tokens, min_tokens, stop):
+    """The answers of a beam search, the best first, every hypothesis computed from its first token."""
+    rules = StopRules(
+        length_limit=len(prompt) + max_tokens, min_length=len(prompt) + min_tokens, stop_token_ids=stop
+    )
+    search = BeamSearch(beam, rules, len(prompt))
+    row = SampleRow(params=SamplingParams(logprobs=search.alternatives()), position=0)
+    while search.running:
+        runs = [_kv((*prompt, *(step.token for step in each.steps))) for each in search.running]
+        logits = torch.from_numpy(logits_for(map(next_token, runs)))
+        search.advance(Sampler().sample(logits, [row] * len(runs)))
+    return [
+        Answer(tuple(step.token for step in each.steps), each.end.name.lower(), _kv(prompt))
+        for each in search.best(count)
+    ]
+
+
+def _kv(tokens):
+    kv, before = bytearray(), START
+    for position, token in enumerate(tokens):
+        before = position_kv(before, token, position)
+        kv += before
+    return bytes(kv)
 
 
 def _sample(first_choice, params, position, banned):

@@ -3,6 +3,7 @@
 import random
 from dataclasses import dataclass, replace
 
+from service.orders import Beam
 from tests.fakes.hash_model import VOCAB
 from tests.simulation import oracle
 from tests.simulation.faults import Fault, draw_faults
@@ -18,7 +19,7 @@ STARTED_S = 0.5
 class Wish:
     """What one client asks. deadline_s: from its start, on the gateway's clock. pause_s: how long it chews on each
     batch. enough: tokens after which it wants no more, as after a stop string. salt: whose cache it uses. priority:
-    lower goes first."""
+    lower goes first. n: choices; what ends one of them ends no other. beam: they are the best of a search."""
 
     gateway: str
     at: float
@@ -35,6 +36,8 @@ class Wish:
     enough: int | None = None
     salt: str = ""
     priority: int = 0
+    n: int = 1
+    beam: Beam | None = None
 
     def tokens(self):
         return len(self.prompt) + self.max_tokens
@@ -75,7 +78,11 @@ class Scenario:
 
     def may_refuse(self):
         """Whether a queue can be full."""
-        return min(self.queue_requests_max, self.inbox_actions_max, self.transfers_max) < len(self.wishes)
+        return min(self.queue_requests_max, self.inbox_actions_max, self.transfers_max) < self.choices()
+
+    def choices(self):
+        """Answers in all: after a loss each goes its own way."""
+        return sum(wish.n for wish in self.wishes)
 
     def prefills(self):
         return tuple(name for name in self.blocks if name.startswith("p"))
@@ -185,6 +192,8 @@ def _wish(dice, gateway, spread_s, openings):
         pause_s=dice.choice((0.001, 0.05, 0.4)) if dice.random() < 0.15 else 0.0,
         enough=dice.randint(1, max_tokens) if dice.random() < 0.15 else None,
         salt=dice.choice(("", "", "other")),
+        n=dice.choice((1, 1, 1, 2, 3)),
+        beam=Beam(width=3, early_stopping=dice.random() < 0.5) if dice.random() < 0.1 else None,
     )
 
 

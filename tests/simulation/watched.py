@@ -54,6 +54,18 @@ class WatchedPool(BlockPool):
         super().extend(table, blocks, credit)
         self._take_over(table.ids()[before:], table.owner)
 
+    def fork(self, table, owner):
+        twin = super().fork(table, owner)
+        self._own(twin.ids(), owner)
+        return twin
+
+    def unshare(self, table, position, credit):
+        old, new = super().unshare(table, position, credit)
+        self._process.world.counts["blocks copied on write"] += 1
+        self._take_over([new], table.owner)
+        self._disown([old], table.owner)
+        return old, new
+
     def transfer(self, table, owner):
         blocks, before = table.ids(), table.owner
         moved = super().transfer(table, owner)
@@ -144,6 +156,9 @@ class WatchedRunner(HashRunner):
         self._process = process
 
     def run(self, batch):
+        for copy in batch.copies:
+            self._require_ready(copy.source, written=False)
+            self._require_ready(copy.target, written=True)
         for item in batch.items:
             for place, block in enumerate(item.block_table):
                 self._require_ready(block, written=(place + 1) * self._size > item.first_position)
@@ -206,7 +221,7 @@ class WatchedTarget(TransferTarget):
                 self.waiting.discard(event.ticket_id)
             if isinstance(event, Received):
                 # All is verified where it lies: the transfer has written its last.
-                self._received[event.ticket_id] = (event.first_token, process.pool.untouch(event.ticket_id))
+                self._received[event.ticket_id] = (event.first_tokens, process.pool.untouch(event.ticket_id))
             if isinstance(event, Closed):
                 del self.open_tickets[event.ticket_id]
                 process.pool.untouch(event.ticket_id)
@@ -225,7 +240,7 @@ class WatchedTarget(TransferTarget):
 
     def commit(self, ticket_id):
         process = self._process
-        first_token, blocks = self._received[ticket_id]
+        first_tokens, blocks = self._received[ticket_id]
         kv = process.pool.kv_of(blocks, process.layout.block_size)
-        process.world.committed(process, self.open_tickets[ticket_id], first_token, kv)
+        process.world.committed(process, self.open_tickets[ticket_id], first_tokens, kv)
         super().commit(ticket_id)

@@ -165,13 +165,14 @@ class World:
 
     def attempted(self, key, request_id):
         client = self.clients[int(request_id)]
-        client.wire_id = key.request_id
-        client.attempts += 1
-        if key.attempt != client.attempts:
-            self.fail("I5", f"attempt {client.attempts} of request {request_id} is called {key}")
-        self._by_wire_id[key.request_id] = client
+        before, name = client.wire_ids, key.request_id
+        number = 1 + before.get(name, before.get(name.rpartition(".")[0], 0))
+        if key.attempt != number:
+            self.fail("I5", f"attempt {number} of request {request_id} is called {key}")
+        client.wire_ids[name] = number
+        self._by_wire_id[name] = client
 
-    def committed(self, worker, ticket, first_token, kv):
+    def committed(self, worker, ticket, first_tokens, kv):
         """I5, I7: one commit for each attempt, and of the right bytes."""
         self.counts["commits"] += 1
         attempt = (ticket.request_id, ticket.attempt)
@@ -179,14 +180,19 @@ class World:
             self.fail("I5", f"{attempt} is committed twice")
         self._commits.add(attempt)
         client = self._by_wire_id[ticket.request_id]
-        answer, prompt = client.answer, len(client.wish.prompt)
+        prompt = len(client.wish.prompt)
         held = ticket.first_block * BLOCK * POSITION_BYTES
         sent = ticket.num_tokens * POSITION_BYTES - held
         self.counts["blocks not sent"] += ticket.first_block
-        if (
-            kv[:sent] != answer.kv[held : held + sent]
-            or first_token != answer.tokens[ticket.num_tokens - prompt]
-        ):
+        self.counts["choices committed"] += len(first_tokens)
+        right = {choice: client.choices[choice].answer for choice, _ in first_tokens}
+        if client.wish.beam is not None:
+            self.counts["searches committed"] += 1
+            right = {None: client.choices[0].answer}
+        said = all(
+            right[choice].tokens[ticket.num_tokens - prompt] == first for choice, first in first_tokens
+        )
+        if not said or any(kv[:sent] != answer.kv[held : held + sent] for answer in right.values()):
             self.counts["wrong commits"] += 1
             self.fail("I7", f"{worker.name} commits wrong KV for request {client.number}")
 
@@ -195,7 +201,7 @@ class World:
         client = self._by_wire_id[sequence.id[0]]
         client.preemptions += 1
         self.counts["swapped out" if sequence.state is State.PREEMPTED else "given back"] += 1
-        most = PREEMPTIONS_MAX * (client.attempts if self._disturbances else 1)
+        most = PREEMPTIONS_MAX * len(client.choices) * (client.attempts if self._disturbances else 1)
         if sequence.preemptions > PREEMPTIONS_MAX or client.preemptions > most:
             self.fail("I12", f"{worker.name} gives up {sequence.id} for the {client.preemptions}th time")
 
@@ -220,7 +226,7 @@ class World:
             self.agenda.after(LOOK_S, partial(self._check_gone, client))
             return
         for name, process in self.processes.items():
-            if name not in self.scenario.gateways and client.wire_id in process.pool.owned():
+            if name not in self.scenario.gateways and process.pool.owned() & client.wire_ids.keys():
                 self.fail("I9", f"{name} still has blocks of request {client.number}: {process.left()}")
 
     def _promised_end_s(self):
@@ -229,7 +235,7 @@ class World:
         given."""
         scenario = self.scenario
         slowest_s = max(scenario.lags_s.values()) + scenario.data_latency_s + scenario.stream_latency_s
-        narrow = min(scenario.capacity_packets, scenario.remembered_max) < len(scenario.wishes)
+        narrow = min(scenario.capacity_packets, scenario.remembered_max) < scenario.choices()
         packets_lost = any(fault.kind in PACKET_KINDS for fault in scenario.faults)
         lossy = narrow or packets_lost or self._disturbances
         lease_s = scenario.lease_ms / 1000

@@ -20,7 +20,7 @@ from kvtransfer.target_endpoint import TransferTarget
 from kvtransfer.ticket import mint, seal
 from prefill_worker.policy import PrefillPolicy
 from prefill_worker.worker import HandOff, PrefillWorker
-from service.orders import AttemptKey, SequenceOrder
+from service.orders import AttemptKey, Choice, SequenceOrder
 from service.reports import EndedReport, TokenReport
 from tests.fakes.hash_model import VOCAB, HashRunner, hash_layout
 
@@ -32,7 +32,7 @@ P, D = Identity(worker_id="p", epoch=1), Identity(worker_id="d", epoch=2)
 def make_order(request_id="r", attempt=1, prompt=(1, 2, 3, 4, 5), max_tokens=6, **changes):
     fields = {
         "key": AttemptKey(request_id=request_id, attempt=attempt),
-        "choice": 0,
+        "choices": (Choice(index=0, seed=0),),
         "token_ids": tuple(prompt),
         "prompt_tokens": len(prompt),
         "max_tokens": max_tokens,
@@ -42,7 +42,6 @@ def make_order(request_id="r", attempt=1, prompt=(1, 2, 3, 4, 5), max_tokens=6, 
         "top_p": 1.0,
         "top_k": 0,
         "min_p": 0.0,
-        "seed": 0,
         "logprobs": None,
         "time_left_ms": None,
     }
@@ -142,7 +141,6 @@ class Bench:
             lambda size: next(self._serial).to_bytes(size, "big"),
             request_id=order.key.request_id,
             attempt=order.key.attempt,
-            choice=0,
             source=P,
             target=D,
             layout_fingerprint=LAYOUT.fingerprint(),

@@ -298,7 +298,7 @@ def test_a_first_token_outside_the_vocabulary_is_not_adopted(bench, order_of, fi
     bench.p.endpoint.open(bench.hand_off(ticket).sealed, ticket, ("mem://d",))
     block = memoryview(bytearray(bench.p.cache.layout.block_bytes()))
     bench.p.endpoint.push(ticket.ticket_id, 0, [block] * ticket.num_blocks)
-    bench.p.endpoint.finish(ticket.ticket_id, ticket.num_tokens, first_token)
+    bench.p.endpoint.finish(ticket.ticket_id, ticket.num_tokens, ((0, first_token),))
     while not bench.d.ends():
         bench.p.endpoint.turn(0)
         bench.d.turn()

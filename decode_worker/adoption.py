@@ -1,0 +1,108 @@
+"""What runs of an order once its blocks have arrived: a sequence for each choice, or a search.
+
+Called by the worker on the step thread. Says what an order may ask of this worker and what may arrive for it; keeps
+nothing.
+"""
+
+from decode_worker.beam_search import BeamSearch
+from decode_worker.reservations import Reservation
+from decode_worker.search import Search
+from engine.cache.block_pool import Credit
+from engine.cache.block_table import BlockTable
+from engine.core import EngineCore
+from engine.sequence import PREEMPTIONS_MAX, SamplingParams, Sequence, StopRules
+from kvtransfer.events import FirstTokens
+from service.orders import AttemptRefused, Beam, SequenceOrder
+
+
+def require_possible(order: SequenceOrder, *, seats: int, total_blocks: int, block_size: int) -> None:
+    """Raises AttemptRefused for what would wait here for ever, or has nothing to do here."""
+    if not order.goes_on():
+        raise AttemptRefused("max_tokens: an answer that ends with its first token is not for this worker")
+    if order.branches() > seats:
+        raise AttemptRefused(f"choices: {order.branches()} sequences at once; there are {seats} seats")
+    if order.blocks(block_size) > total_blocks:
+        raise AttemptRefused(f"choices: {order.blocks(block_size)} blocks in all; there are {total_blocks}")
+
+
+def believable(first_tokens: FirstTokens, order: SequenceOrder, vocab_size: int) -> bool:
+    """Whether these can be the first tokens of an order's choices that go on. A search finds its own."""
+    if order.beam is not None:
+        return not first_tokens
+    indices = [choice for choice, _ in first_tokens]
+    asked = {each.index for each in order.choices}
+    known = len(set(indices)) == len(indices) and asked.issuperset(indices)
+    return known and bool(indices) and all(token < vocab_size for _, token in first_tokens)
+
+
+def run_choices(
+    core: EngineCore,
+    reservation: Reservation,
+    first_tokens: FirstTokens,
+    table: BlockTable,
+    credit: Credit,
+    *,
+    block_size: int,
+) -> dict[int, Sequence]:
+    """A running sequence for each of these choices. Several share the blocks of the hand-off; each of them is promised
+    all that it can ever write."""
+    pool, order = core.pool, reservation.order
+    if order.branches() == 1:
+        ((choice, first_token),) = first_tokens
+        alone = _sequence(reservation, choice, first_token, order.preemptions)
+        alone.table, alone.credit = table, credit
+        core.adopt(alone)
+        return {choice: alone}
+    pool.waive(credit)
+    common = order.common_tokens() // block_size
+    sequences = {}
+    for choice, first_token in first_tokens:
+        sequence = _sequence(reservation, choice, first_token, PREEMPTIONS_MAX)
+        sequence.table = pool.fork(table, table.owner)
+        sequence.credit = pool.grant(table.owner, order.branch_blocks(block_size) - common)
+        sequences[choice] = sequence
+    pool.release(table)
+    for sequence in sequences.values():
+        core.adopt(sequence)
+    return sequences
+
+
+def begin_search(
+    core: EngineCore, reservation: Reservation, beam: Beam, table: BlockTable, credit: Credit
+) -> Search:
+    """A search over the blocks of the hand-off, which takes its first step with the engine's next one."""
+    order = reservation.order
+    scores = BeamSearch(beam, _rules(order), len(order.token_ids))
+    search = Search(core=core, gateway=reservation.gateway, order=order, scores=scores, credit=credit)
+    search.begin(table, reservation.chain, reservation.arrived)
+    return search
+
+
+def _sequence(reservation: Reservation, choice: int, first_token: int, preemptions: int) -> Sequence:
+    """The prompt and the first token of a choice, which the source sampled."""
+    order = reservation.order
+    return Sequence(
+        id=(order.key.request_id, order.key.attempt, choice),
+        tokens=[*order.token_ids, first_token],
+        sampling=SamplingParams(
+            temperature=order.temperature,
+            top_k=order.top_k,
+            top_p=order.top_p,
+            min_p=order.min_p,
+            seed=next(each.seed for each in order.choices if each.index == choice),
+            logprobs=order.logprobs,
+        ),
+        stop=_rules(order),
+        arrived=reservation.arrived,
+        preemptions=preemptions,
+        chain=reservation.chain.fork(),
+        computed=len(order.token_ids),
+    )
+
+
+def _rules(order: SequenceOrder) -> StopRules:
+    return StopRules(
+        length_limit=order.length_limit(),
+        min_length=order.prompt_tokens + order.min_tokens,
+        stop_token_ids=order.stop_token_ids,
+    )

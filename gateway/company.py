@@ -1,0 +1,71 @@
+"""Choices that share an attempt: from the prompt on while they stand at the same tokens, and each by itself afterwards.
+
+The orchestrator holds one for each way that it follows. Decides nothing, talks to nobody.
+"""
+
+from collections.abc import Collection, Iterator
+from dataclasses import dataclass, field, replace
+
+from gateway.journal import Journal
+from gateway.router import Route
+from service.orders import AGE_MS_MAX, SequenceOrder
+
+
+class Parted(Exception):
+    """These choices share no attempt any more: each goes on by itself. attempts: how many there have been."""
+
+    def __init__(self, attempts: int) -> None:
+        super().__init__(f"parted after {attempts} attempts")
+        self.attempts = attempts
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Company:
+    """journals: at least one. wire_id: name of their attempts between our processes. accepted: when the request was, in
+    seconds on the gateway's clock. tried: routes of former attempts. unread: choices that the reader wants no more
+    of."""
+
+    journals: tuple[Journal, ...]
+    wire_id: str
+    accepted: float
+    tried: list[Route]
+    unread: Collection[int]
+    _told: set[int] = field(default_factory=set, init=False)
+
+    def alone(self, journal: Journal) -> "Company":
+        """One of these on its own."""
+        return replace(self, journals=(journal,), wire_id=journal.wire_id, tried=list(self.tried))
+
+    def begun(self) -> bool:
+        """Whether several of them stand at tokens of their own."""
+        return len(self.journals) > 1 and any(map(len, self.journals))
+
+    def preempted(self, times: int) -> bool:
+        """A worker gave the sequence up, for the so manieth time. False where none had a right to: several are never
+        given up."""
+        return len(self.journals) == 1 and self.journals[0].preempted(times)
+
+    def age_ms(self, now: float) -> int:
+        """Since the request was accepted, as far as orders can say it."""
+        return min(max(0, int((now - self.accepted) * 1000)), AGE_MS_MAX)
+
+    def read(self) -> bool:
+        """Whether anybody waits for more of any of them."""
+        return any(each.choice not in self.unread for each in self.journals)
+
+    def newly_unread(self) -> Iterator[int]:
+        """Choices that nobody reads any more, each once."""
+        for journal in self.journals:
+            if journal.choice in self.unread and journal.choice not in self._told:
+                self._told.add(journal.choice)
+                yield journal.choice
+
+    def order(self, attempt: int) -> SequenceOrder:
+        """The next attempt at all of them, without its deadline; what older ones sent ahead of its turn is void."""
+        orders = []
+        for journal in self.journals:
+            journal.begin()
+            orders.append(journal.order(attempt, None))
+        choices = tuple(choice for each in orders for choice in each.choices)
+        key = replace(orders[0].key, request_id=self.wire_id)
+        return replace(orders[0], key=key, choices=choices)
