@@ -198,9 +198,11 @@ class EngineCore:
         table, credit = sequence.table, sequence.credit
         assert table is not None and credit is not None
         first, copies = sequence.computed // self._block_size, []
-        if first < len(table) and not self.pool.writable(table, first):
+        if first < len(table) and self.pool.shared(table, first):
             source, target = self.pool.unshare(table, first, credit)
             copies.append(BlockCopy(source=source, target=target))
+        elif first < len(table):
+            self.pool.unpublish(table, first)
         assert all(self.pool.writable(table, at) for at in range(first, len(table)))
         return copies
 

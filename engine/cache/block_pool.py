@@ -1,10 +1,10 @@
 """All blocks of a worker, and the ledger of who owns them.
 
 free + cached + owned + quarantined = total, always, and credits never exceed what is free or cached. A block moves by
-a named verb and by nothing else: grant, waive, share, allocate, extend, fork, unshare, transfer, release, quarantine.
-Several tables may own one block, which then nobody may write; a block whose contents were published is never written
-while it has them. What nobody owns is cached as long as nobody needs the room, least recently used first out. Called
-on the step thread alone. Never touches the bytes, never decides who gets what.
+a named verb and by nothing else: grant, waive, share, allocate, extend, fork, unshare, publish, unpublish, transfer,
+release, quarantine. Several tables may own one block, which then nobody may write; neither may anybody write what is
+published. What nobody owns is cached as long as nobody needs the room, least recently used first out. Called on the
+step thread alone. Never touches the bytes, never decides who gets what.
 """
 
 from collections import Counter, OrderedDict
@@ -146,18 +146,31 @@ class BlockPool:
     def writable(self, table: BlockTable, position: int) -> bool:
         """Whether this block of a table is the table's alone, and not published."""
         self._assert_known(table)
-        block = table.ids()[position]
+        block = table.at(position)
         return self._references[block] == 1 and block not in self.index
 
     def sole(self, table: BlockTable) -> int:
         """How many blocks of a table are in no other: what its release makes available."""
         return sum(self._references[block] == 1 for block in table.ids())
 
-    def unshare(self, table: BlockTable, position: int, credit: Credit) -> tuple[int, int]:
-        """Put a block of the table's own in place of one that is not `writable`. Returns (old, new); the caller has
-        the bytes copied before either is written."""
+    def shared(self, table: BlockTable, position: int) -> bool:
+        """Whether this block of a table is in others, too."""
+        return self._references[table.at(position)] > 1
+
+    def unpublish(self, table: BlockTable, position: int) -> None:
+        """A block that is the table's alone will be written: nobody finds it any more."""
         self._assert_known(table)
-        old = table.ids()[position]
+        block = table.at(position)
+        assert self._references[block] == 1, f"block {block} is shared"
+        if block in self.index:
+            self.index.remove(block)
+
+    def unshare(self, table: BlockTable, position: int, credit: Credit) -> tuple[int, int]:
+        """Put a block of the table's own in place of one that others share. Returns (old, new); the caller has the bytes
+        copied before either is written."""
+        self._assert_known(table)
+        old = table.at(position)
+        assert self.shared(table, position), f"block {old} is this table's alone"
         (new,) = self._take(1, credit)
         table.replace(position, new)
         self._unreference(old)

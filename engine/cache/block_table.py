@@ -41,6 +41,10 @@ class BlockTable:
         """Block ids in token order."""
         return tuple(self._live())
 
+    def at(self, position: int) -> int:
+        """One of them."""
+        return self._live()[position]
+
     def __len__(self) -> int:
         return len(self._live())
 

@@ -110,6 +110,10 @@ class PoolModel:
             self.contents[block] = link
             self.published.setdefault(link, block)
 
+    def unpublish(self, block):
+        self.published = {link: each for link, each in self.published.items() if each != block}
+        self.contents.pop(block, None)
+
     def _in_tables(self, *, locked):
         return {
             block

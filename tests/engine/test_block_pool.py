@@ -111,6 +111,10 @@ class PoolMachine(RuleBasedStateMachine):
         if not blocks:
             return
         position = int(place * len(blocks))
+        if self.model.references()[blocks[position]] == 1:
+            with pytest.raises(AssertionError):
+                self.pool.unshare(table, position, self.pool.grant(OWNERS[0], 0))
+            return
         contents = self.model.contents.get(blocks[position])
         credit = self.grant(OWNERS[0], 1.0)
         old, new = self.pool.unshare(table, position, credit)
@@ -121,6 +125,19 @@ class PoolMachine(RuleBasedStateMachine):
         self.model.let_go([old])
         if contents is not None:
             self.model.contents[new] = contents
+
+    @rule(table=tables, place=st.floats(0, 1, exclude_max=True))
+    def unpublish(self, table, place):
+        blocks = self.model.tables[table].blocks
+        if not blocks:
+            return
+        position = int(place * len(blocks))
+        if self.model.references()[blocks[position]] > 1:
+            with pytest.raises(AssertionError):
+                self.pool.unpublish(table, position)
+            return
+        self.pool.unpublish(table, position)
+        self.model.unpublish(blocks[position])
 
     @rule(table=tables, tokens=st.lists(st.integers(0, 1), max_size=12), share=SHARES)
     def publish(self, table, tokens, share):
@@ -187,6 +204,7 @@ class PoolMachine(RuleBasedStateMachine):
             lambda: other.fork(table, OWNERS[0]),
             lambda: other.publish(table, 0, []),
             lambda: other.unshare(table, 0, own),
+            lambda: other.unpublish(table, 0),
             lambda: other.writable(table, 0),
             lambda: other.allocate(OWNERS[0], 0, credit),
             lambda: other.waive(credit),

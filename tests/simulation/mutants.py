@@ -70,7 +70,8 @@ MUTANTS = (
         EngineCore,
         "_unshared",
         {
-            "first < len(table) and not self.pool.writable(table, first)": "False",
+            "first < len(table) and self.pool.shared(table, first)": "False",
+            "elif first < len(table)": "elif False",
             "assert all(self.pool.writable(table, at) for at in range(first, len(table)))": "pass",
         },
         CANCELS,

@@ -104,7 +104,7 @@ def test_an_answer_that_is_given_up_at_any_position_goes_on_through_the_gateway(
     world = World(quiet([replace(wish(1, 10, 14), temperature=1.0, seed=77)]))
     world.run()
     (client,) = world.clients
-    assert (tuple(client.tokens), client.outcome) == (client.answer.tokens, "length")
+    assert (tuple(client.tokens), client.outcome) == (client.choices[0].answer.tokens, "length")
     assert (client.attempts, client.preemptions) == (2, 1)
 
 
