@@ -21,7 +21,7 @@ async def merge(streams: Sequence[AsyncGenerator[T, None]]) -> AsyncGenerator[tu
         try:
             while asked:
                 done, _ = await asyncio.wait(asked, return_when=asyncio.FIRST_COMPLETED)
-                for task in done:
+                for task in [each for each in asked if each in done]:  # in one order, whatever a set's is
                     index = asked.pop(task)
                     try:
                         item = task.result()

@@ -166,8 +166,8 @@ class BlockPool:
             self.index.remove(block)
 
     def unshare(self, table: BlockTable, position: int, credit: Credit) -> tuple[int, int]:
-        """Put a block of the table's own in place of one that others share. Returns (old, new); the caller has the bytes
-        copied before either is written."""
+        """Put a block of the table's own in place of one that others share. Returns (old, new); the caller has the
+        bytes copied before either is written."""
         self._assert_known(table)
         old = table.at(position)
         assert self.shared(table, position), f"block {old} is this table's alone"

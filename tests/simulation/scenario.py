@@ -116,7 +116,7 @@ def draw(seed, kinds=None):
     names = [f"{role}{n}" for role in "pd" for n in range(dice.choice((1, 1, 2, 2, 3)))]
     spread_s = dice.choice((0.0, 0.02, 0.2, 2.0))
     openings = [_tokens(dice, dice.randint(4, 24)) for _ in range(dice.choice((0, 1, 1, 2)))]
-    wishes = [_wish(dice, dice.choice(gateways), spread_s, openings) for _ in range(dice.randint(4, 12))]
+    wishes = [_wish(dice, dice.choice(gateways), spread_s, openings) for _ in range(dice.randint(3, 8))]
     wishes = (*wishes, *_next_turns(dice, wishes))
     everybody = (*names, *gateways)
     skewed, slow = dice.random() < 0.5, dice.random() < 0.4
@@ -192,8 +192,8 @@ def _wish(dice, gateway, spread_s, openings):
         pause_s=dice.choice((0.001, 0.05, 0.4)) if dice.random() < 0.15 else 0.0,
         enough=dice.randint(1, max_tokens) if dice.random() < 0.15 else None,
         salt=dice.choice(("", "", "other")),
-        n=dice.choice((1, 1, 1, 2, 3)),
-        beam=Beam(width=3, early_stopping=dice.random() < 0.5) if dice.random() < 0.1 else None,
+        n=dice.choice((1, 1, 1, 1, 2, 3)),
+        beam=Beam(width=3, early_stopping=dice.random() < 0.5) if dice.random() < 0.07 else None,
     )
 
 
