@@ -23,8 +23,8 @@ from kvtransfer.target_endpoint import TransferTarget
 from kvtransfer.ticket import mint, seal
 from prefill_worker.policy import PrefillPolicy
 from prefill_worker.worker import HandOff, PrefillWorker
-from service.machine import free_memory_bytes
 from service.config import DEFAULT_MODEL
+from service.machine import free_memory_bytes
 from service.model_source import resolve_model
 from service.orders import AttemptKey, SequenceOrder
 from service.reports import Report, TokenReport
@@ -115,7 +115,12 @@ def measure(engine: Engine, tokens: int) -> tuple[float, float]:
             arrived.append((time.perf_counter(), target.end.counters().get("blocks_placed", 0)))
 
     worker = PrefillWorker(
-        core=engine.core, cache=engine.cache, source=source, tell=tell, clock=time.monotonic, queue_requests_max=1
+        core=engine.core,
+        cache=engine.cache,
+        source=source,
+        tell=tell,
+        clock=time.monotonic,
+        queue_requests_max=1,
     )
     order = order_of(engine, tokens)
     hand_off = hand_off_of(engine, order, target.end.endpoints())

@@ -2,9 +2,9 @@
 
     python -m benchmarks.prefix_cache [--target 127.0.0.1:50051] [--requests 100] [--shared-tokens 1000]
 
-First many requests with one long beginning at once, while the books are read again and again: blocks that sequences own
-against the references they have to them. Then prompts of which nothing, and of which nine tenths are cached. Run it against
-an otherwise idle `crossdock serve` that was just started; what is random is new in each run.
+First many requests with one long beginning at once, while the books are read again and again: blocks that sequences
+own against the references they have to them. Then prompts of which nothing, and of which nine tenths are cached. Run it
+against an otherwise idle `crossdock serve` that was just started; what is random is new in each run.
 """
 
 import argparse

@@ -22,6 +22,7 @@ from engine.policy import Policy
 from kvtransfer.desk import End, TicketDesk
 from kvtransfer.errors import TicketRefused
 from kvtransfer.identity import Identity
+from kvtransfer.ticket import key_check
 from service import server, worker_rim
 from service.config import WorkerOptions
 from service.errors import InvalidRequest
@@ -176,5 +177,6 @@ def _welcome(
         total_blocks=engine.capacity.num_blocks,
         max_num_seqs=options.max_num_seqs,
         eos_token_ids=engine.config.eos_token_ids,
+        ticket_key_check=key_check(options.ticket_key.get_secret_value()),
         layout_fields=[pb.LayoutField(name=name, value=value) for name, value in layout.fields().items()],
     )

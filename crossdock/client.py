@@ -80,7 +80,7 @@ class Client:
         how = how or Generation()
         request = pb.GenerateRequest(spec=wire.spec(prompt, how))
         try:
-            return wire.answer(self._stub.Generate(request, timeout=how.timeout_s))
+            return wire.answer(self._stub.Generate(request, timeout=wire.seconds(how.timeout_s)))
         except grpc.RpcError as error:
             raise request_error(error) from None
 
@@ -88,7 +88,7 @@ class Client:
         """Deltas as they are computed. Closing the iterator cancels the request."""
         how = how or Generation()
         call = self._stub.GenerateStream(
-            pb.GenerateStreamRequest(spec=wire.spec(prompt, how)), timeout=how.timeout_s
+            pb.GenerateStreamRequest(spec=wire.spec(prompt, how)), timeout=wire.seconds(how.timeout_s)
         )
         try:
             for response in call:
@@ -145,7 +145,7 @@ class AsyncClient:
         how = how or Generation()
         request = pb.GenerateRequest(spec=wire.spec(prompt, how))
         try:
-            return wire.answer(await self._stub.Generate(request, timeout=how.timeout_s))
+            return wire.answer(await self._stub.Generate(request, timeout=wire.seconds(how.timeout_s)))
         except grpc.RpcError as error:
             raise request_error(error) from None
 
@@ -153,7 +153,7 @@ class AsyncClient:
         """Deltas as they are computed. Closing the iterator cancels the request."""
         how = how or Generation()
         call = self._stub.GenerateStream(
-            pb.GenerateStreamRequest(spec=wire.spec(prompt, how)), timeout=how.timeout_s
+            pb.GenerateStreamRequest(spec=wire.spec(prompt, how)), timeout=wire.seconds(how.timeout_s)
         )
         try:
             async for response in call:

@@ -1,7 +1,8 @@
 """Between the client's values and the messages of crossdock.v1. Decides nothing: limits are the server's."""
 
-from collections.abc import Iterable, Iterator, Sequence
-from typing import cast
+import math
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import TypeVar, cast
 
 import grpc
 
@@ -20,6 +21,7 @@ from crossdock.values import (
     Violation,
 )
 
+_Message = TypeVar("_Message")
 _DETAILS_KEY = "grpc-status-details-bin"
 
 
@@ -31,13 +33,14 @@ def spec(prompt: Prompt, how: Generation) -> pb.GenerationSpec:
     elif prompt and isinstance(prompt[0], Message):
         chat = _chat(prompt)
     else:
-        token_ids = pb.TokenIds(ids=[token for token in prompt if not isinstance(token, Message)])
+        token_ids = _filled(pb.TokenIds, ids=[token for token in prompt if not isinstance(token, Message)])
     return pb.GenerationSpec(
         model=how.model,
         text=text,
         token_ids=token_ids,
         chat=chat,
-        sampling=pb.SamplingParams(
+        sampling=_filled(
+            pb.SamplingParams,
             temperature=how.temperature,
             top_p=how.top_p,
             top_k=how.top_k,
@@ -46,16 +49,37 @@ def spec(prompt: Prompt, how: Generation) -> pb.GenerationSpec:
             max_tokens=how.max_tokens,
             min_tokens=how.min_tokens,
         ),
-        stop=pb.StopConditions(
+        stop=_filled(
+            pb.StopConditions,
             strings=how.stop,
             token_ids=how.stop_token_ids,
             ignore_eos=how.ignore_eos,
             include_stop_string=how.include_stop_string,
         ),
-        output=pb.OutputOptions(logprobs=how.logprobs, include_special_tokens=how.include_special_tokens),
+        output=_filled(
+            pb.OutputOptions, logprobs=how.logprobs, include_special_tokens=how.include_special_tokens
+        ),
         request_id=how.request_id,
         cache_salt=how.cache_salt,
     )
+
+
+def seconds(timeout_s: float | None) -> float | None:
+    """A time limit that can be kept. Raises RequestError."""
+    if timeout_s is not None and not 0 < timeout_s < math.inf:
+        raise RequestError("INVALID_ARGUMENT", "timeout_s: must be a positive number of seconds")
+    return timeout_s
+
+
+def _filled(message: Callable[..., _Message], **values: object) -> _Message:
+    """The message with these fields. Raises RequestError for a number that its field cannot hold."""
+    for name, value in values.items():
+        try:
+            message(**{name: value})
+        except (ValueError, TypeError):
+            text = f"{name}: {value!r} is not a number that this field can hold"
+            raise RequestError("INVALID_ARGUMENT", text) from None
+    return message(**values)
 
 
 def tokenize_request(prompt: str | Sequence[Message], model: str) -> pb.TokenizeRequest:

@@ -2,7 +2,7 @@
 
 import asyncio
 import hmac
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import grpc
@@ -27,7 +27,8 @@ _STATES = {
 
 
 class ControlServicer(ControlServiceServicer):
-    """token: what callers must bring as `authorization: Bearer <token>`; None lets loopback peers in only."""
+    """token: what callers must bring as `authorization: Bearer <token>`; None lets loopback peers in only. owns:
+    whether a request as workers name it is this gateway's; others may share the workers."""
 
     def __init__(
         self,
@@ -35,10 +36,13 @@ class ControlServicer(ControlServiceServicer):
         decodes: WorkerPool,
         admission: Admission,
         token: str | None,
+        *,
+        owns: Callable[[str], bool],
     ) -> None:
         self._pools = ((pb.WORKER_ROLE_PREFILL, prefills), (pb.WORKER_ROLE_DECODE, decodes))
         self._admission = admission
         self._token = token
+        self._owns = owns
 
     async def GetStatus(  # noqa: N802 (the name is gRPC's)
         self, request: pb.GetStatusRequest, context: grpc.aio.ServicerContext[Any, Any]
@@ -53,7 +57,9 @@ class ControlServicer(ControlServiceServicer):
         await self._authorise(context)
         before = self._admission.live
         ledgers = await asyncio.gather(*(_ledger(role, worker) for role, worker in self._workers()))
-        live = max(before, self._admission.live)  # what came meanwhile may own what was counted
+        owners = {each.request_id for ledger in ledgers for each in ledger.owners}
+        elsewhere = sum(not self._owns(request_id) for request_id in owners)
+        live = max(before, self._admission.live) + elsewhere  # what came meanwhile may own what was counted
         stranded = live == 0 and any(map(_in_use, ledgers))
         broken = any(each.violations or each.unreachable for each in ledgers)
         return pb.AuditResponse(ledgers=ledgers, live_requests=live, balanced=not (broken or stranded))

@@ -24,6 +24,7 @@ from gateway.served_model import ServedModel
 from gateway.servicer import InferenceServicer
 from gateway.tokenizer import Tokenizer, load_tokenizer
 from gateway.worker_pool import WorkerPool, WorkerRecord
+from kvtransfer.ticket import key_check
 from service import server
 from service.config import DEFAULT_MODEL, GatewayOptions
 from service.health import Health
@@ -58,7 +59,10 @@ class _Gateway:
         self._options = options
         epoch = secrets.randbits(63)
         hello = make_hello(f"gateway-{epoch:x}", epoch)
-        self._model = ServedModel(name, tokenizer, lambda: chain(self._prefills, self._decodes))
+        ticket_key = options.ticket_key.get_secret_value()
+        self._model = ServedModel(
+            name, tokenizer, lambda: chain(self._prefills, self._decodes), key_check(ticket_key)
+        )
         self._prefills = WorkerPool(
             options.prefill_workers, PREFILL, hello, refusal=self._model.refusal, on_change=self._changed
         )
@@ -72,7 +76,7 @@ class _Gateway:
             prefills=self._prefills,
             decodes=self._decodes,
             admission=self._admission,
-            ticket_key=options.ticket_key.get_secret_value(),
+            ticket_key=ticket_key,
             gateway_epoch=epoch,
             randomness=secrets.token_bytes,
             clock=time.monotonic,
@@ -104,7 +108,11 @@ class _Gateway:
         add_InferenceServiceServicer_to_server(InferenceServicer(self._frontend), grpc_server)
         token = options.control_token
         control = ControlServicer(
-            self._prefills, self._decodes, self._admission, token.get_secret_value() if token else None
+            self._prefills,
+            self._decodes,
+            self._admission,
+            token.get_secret_value() if token else None,
+            owns=self._orchestrator.asked_for,
         )
         add_ControlServiceServicer_to_server(control, grpc_server)
         if options.enable_reflection:

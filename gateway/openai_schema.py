@@ -223,6 +223,8 @@ def _chat(fields: JsonFields) -> inference_pb2.ChatPrompt:
     messages = []
     for index, given in enumerate(fields.mappings("messages")):
         inner = JsonFields(given)
+        if inner.raw("content") is None and inner.raw("role") != "assistant":
+            inner.wrong("content", "is required")
         message = inference_pb2.ChatMessage(role=inner.text("role") or "", content=_content(inner))
         inner.neutral_only("tool_calls", ([],))
         fields.take(f"messages[{index}].", inner)

@@ -9,6 +9,8 @@ from collections.abc import AsyncGenerator, Callable
 from contextlib import aclosing
 from itertools import count
 
+import structlog
+
 from engine.cache.prefix_chain import prefix_scope
 from gateway.admission import Admission
 from gateway.attempt import TOO_LATE, Attempt, AttemptLost, Target
@@ -52,7 +54,7 @@ class Orchestrator:
         self._admission = admission
         self._ticket_key = ticket_key
         self._scope_key = hmac.digest(ticket_key, b"crossdock cache scope", "sha256")
-        self._gateway_epoch = gateway_epoch
+        self._wire_prefix = f"{gateway_epoch:x}-"
         self._randomness = randomness
         self._clock = clock
         self._lease_ms = lease_ms
@@ -64,6 +66,10 @@ class Orchestrator:
         self._changed.set()
         self._changed = asyncio.Event()
 
+    def asked_for(self, wire_id: str) -> bool:
+        """Whether a request of this name is this gateway's, and no other's."""
+        return wire_id.startswith(self._wire_prefix)
+
     def next_change(self) -> asyncio.Event:
         """Set by the next `workers_changed`. Take it before looking at the workers, so that no change is missed."""
         return self._changed
@@ -74,7 +80,7 @@ class Orchestrator:
         Closing the generator stops the work on both workers.
         """
         with self._admission.enter():
-            wire_id = f"{self._gateway_epoch:x}-{next(self._numbers)}"
+            wire_id = f"{self._wire_prefix}{next(self._numbers)}"
             journal = Journal(request, wire_id, self._cache_scope(request))
             tried: list[Route] = []
             for number in range(1, ATTEMPTS_MAX + 1):
@@ -84,6 +90,9 @@ class Orchestrator:
                             yield batch
                     return
                 except AttemptLost as lost:
+                    structlog.get_logger().warning(
+                        "attempt lost", request_id=request.id, attempt=number, why=str(lost)
+                    )
                     if number == ATTEMPTS_MAX:
                         raise Unavailable("every attempt was lost", reason="ATTEMPTS_LOST") from lost
 

@@ -16,17 +16,24 @@ from service.worker_rim import PROTOCOL_VERSION
 LENGTH_UNKNOWN = 2048
 """Tokens, while neither the files nor a worker have said."""
 WORKER_ID_BYTES_MAX = 128
+VALUE_CHARS_MAX = 80
 
 
 class ServedModel:
-    """name: what clients call it. workers: all that are attached, of both roles."""
+    """name: what clients call it. workers: all that are attached, of both roles. ticket_key_check: of the key that
+    tickets are sealed with here."""
 
     def __init__(
-        self, name: str, tokenizer: Tokenizer, workers: Callable[[], Iterable[WorkerRecord]]
+        self,
+        name: str,
+        tokenizer: Tokenizer,
+        workers: Callable[[], Iterable[WorkerRecord]],
+        ticket_key_check: bytes = b"",
     ) -> None:
         self._name = name
         self._tokenizer = tokenizer
         self._workers = workers
+        self._ticket_key_check = ticket_key_check
         self._first: pb.Welcome | None = None
 
     def card(self) -> ModelCard:
@@ -49,6 +56,8 @@ class ServedModel:
         impossible = [field for field, holds in _rules(welcome) if not holds]
         if impossible:
             return f"{', '.join(impossible)}: impossible"
+        if welcome.ticket_key_check != self._ticket_key_check:
+            return "ticket_key: another one than the gateway's"
         if welcome.vocab_size < self._tokenizer.vocab_size:
             sizes = f"{welcome.vocab_size} tokens, the tokenizer has {self._tokenizer.vocab_size}"
             return f"vocab_size: its model has {sizes}"
@@ -75,7 +84,11 @@ def _rules(welcome: pb.Welcome) -> Iterable[tuple[str, bool]]:
 def _differences(welcome: pb.Welcome, first: pb.Welcome) -> list[str]:
     served = {field.name: field.value for field in first.layout_fields}
     return [
-        f"{field.name}: {field.value[:16]}, served here is {served.get(field.name, 'nothing')[:16]}"
+        f"{field.name}: {_short(field.value)}, served here is {_short(served.get(field.name, 'nothing'))}"
         for field in welcome.layout_fields
         if served.get(field.name) != field.value
     ]
+
+
+def _short(value: str) -> str:
+    return value if len(value) <= VALUE_CHARS_MAX else f"{value[:VALUE_CHARS_MAX]}..."

@@ -114,7 +114,9 @@ class PrefillWorker:
                     self._holds.let_go(event.ticket_id)
             case Failed():
                 if attempt is not None:
-                    self._end(attempt, Waste.TRANSFER_FAILED)
+                    # The target lets go when it is told to before we are.
+                    unwanted = event.reason is Reason.WITHDRAWN
+                    self._end(attempt, Waste.CANCELLED if unwanted else Waste.TRANSFER_FAILED)
                     self._tell(attempt.gateway, _failure(attempt, event))
             case Closed():
                 self._holds.closed(event.ticket_id)

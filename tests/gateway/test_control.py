@@ -44,7 +44,8 @@ class Scene:
         decodes = make_pool(DECODE, ("d",), refusal=refusal)
         self.p, self.d = ScriptedWorker(*prefills, PREFILL), ScriptedWorker(*decodes, DECODE)
         self.admission = Admission(9)
-        self.control = ControlServicer(prefills, decodes, self.admission, token)
+        owns = lambda request_id: not request_id.startswith("other")  # noqa: E731
+        self.control = ControlServicer(prefills, decodes, self.admission, token, owns=owns)
 
     async def audit(self, **reports):
         """An audit of the whole; each named worker answers with these counts."""
@@ -195,6 +196,15 @@ async def test_a_request_that_came_while_the_workers_counted_explains_what_they_
     with scene.admission.enter():
         await scene.answer("d", **OWNING)
         answer = await asked
+    assert (answer.live_requests, answer.balanced) == (1, True)
+
+
+async def test_what_another_gateway_owns_on_shared_workers_is_no_leak():
+    scene = Scene()
+    scene.p.join()
+    scene.d.join()
+    theirs = {**OWNING, "owners": [worker_pb2.Owner(kind="sequence", request_id="other-1", blocks=1)]}
+    answer = await scene.audit(p=EMPTY, d=theirs)
     assert (answer.live_requests, answer.balanced) == (1, True)
 
 

@@ -82,6 +82,7 @@ async def test_a_bad_field_is_a_400_that_names_it(post, scripted, fields, param)
         ({"messages": [{"role": 5, "content": "x"}]}, "messages[0].role"),
         ({"messages": [{"role": "", "content": "x"}]}, "messages[0].role"),
         ({"messages": [{"role": "user", "content": 5}]}, "messages[0].content"),
+        ({"messages": [{"role": "user"}]}, "messages[0].content"),
         ({"messages": [{"role": "user", "content": [{"type": "image_url"}]}]}, "messages[0].content"),
         ({"messages": [{"role": "user", "content": "x"}], "top_logprobs": 3}, "top_logprobs"),
         (

@@ -49,10 +49,24 @@ def test_one_that_differs_from_the_first_is_refused_by_the_names_of_what_differs
     odd = fields(dtype="bfloat16", model="f" * 40, extra="x")
     refusal = model.refusal(make_welcome("c", layout_fingerprint=b"\1" * 32, layout_fields=odd))
     assert refusal == (
-        "model: ffffffffffffffff, served here is 0123456789abcdef; "
+        f"model: {'f' * 40}, served here is 0123456789abcdef-and-more; "
         "dtype: bfloat16, served here is float32; extra: x, served here is nothing"
     )
     assert model.refusal(make_welcome("a", layout_fields=fields())) is None
+
+
+def test_a_long_value_is_cut():
+    model, _ = serving()
+    model.refusal(make_welcome("a", layout_fields=fields()))
+    odd = fields(model="f" * 200)
+    refusal = model.refusal(make_welcome("b", layout_fingerprint=b"\1" * 32, layout_fields=odd))
+    assert refusal.startswith(f"model: {'f' * 80}..., served here is ")
+
+
+def test_a_worker_that_has_another_ticket_key_is_refused():
+    model, _ = serving()
+    assert "ticket_key" in model.refusal(make_welcome("a", ticket_key_check=b"other"))
+    assert model.refusal(make_welcome("b")) is None
 
 
 def test_another_fingerprint_is_refused_even_when_it_names_no_difference():

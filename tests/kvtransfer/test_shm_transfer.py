@@ -366,6 +366,7 @@ def test_a_target_that_is_killed_leaves_nothing_behind(world, ends, child, tmp_p
     assert pipe.recv()
     assert rings_mapped() == rings + 1
     os.kill(process.pid, signal.SIGKILL)
+    process.join()
     assert on_source.wait("Failed", ticket).reason is Reason.PEER_LOST
     on_source.wait("Closed", ticket)
     assert rings_mapped() == rings

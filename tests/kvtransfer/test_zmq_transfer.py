@@ -1,5 +1,6 @@
 """Whole transfers over ZeroMQ inside one process, with the real threads and sockets."""
 
+import multiprocessing
 import os
 import socket
 import time
@@ -13,10 +14,12 @@ from kvtransfer import wire
 from kvtransfer.assembly import TransportWishes, target_transport
 from kvtransfer.digest import block_digest
 from kvtransfer.errors import BindRefused, Reason
+from kvtransfer.identity import Identity
 from kvtransfer.source_io import SourceLimits
 from kvtransfer.target_io import TargetLimits
+from kvtransfer.transport import LinkStatus
 from kvtransfer.zmq_socket import ZmqOptions
-from kvtransfer.zmq_transport import ZmqTargetTransport
+from kvtransfer.zmq_transport import ZmqSourceTransport, ZmqTargetTransport
 from tests.kvtransfer.conftest import TARGET, receive_all, send_all
 
 
@@ -203,3 +206,43 @@ def test_an_address_in_use_is_refused(ends):
     target, _ = ends.new_target()
     with pytest.raises(BindRefused):
         ZmqTargetTransport(ZmqOptions(block_bytes=1024), target.endpoints())
+
+
+def stand_still(pipe, address):
+    """A target that reads nothing until it is told to."""
+    transport = ZmqTargetTransport(ZmqOptions(block_bytes=4096), [address])
+    pipe.send(transport.endpoints()[0])
+    pipe.recv()
+    quiet = 0
+    while quiet < 50:
+        transport.wait(0.01)
+        quiet += 1
+        while transport.receive() is not None:
+            quiet = 0
+    pipe.send(True)
+    transport.close()
+
+
+@pytest.mark.parametrize("kind", ["ipc", "tcp"])
+def test_a_target_that_stood_still_under_load_goes_on_though_its_source_has_gone(kind, tmp_path):
+    """Its socket has stopped reading for longer than any heartbeat, and then the connection breaks."""
+    context = multiprocessing.get_context("spawn")
+    bind = f"ipc://{tmp_path}/kv" if kind == "ipc" else "tcp://127.0.0.1:0"
+    ours, theirs = context.Pipe()
+    process = context.Process(target=stand_still, args=(theirs, bind))
+    process.start()
+    address = ours.recv()
+    source = ZmqSourceTransport(ZmqOptions(block_bytes=4096))
+    connection = source.dial(address, Identity(worker_id="s", epoch=1), Identity(worker_id="t", epoch=2))
+    while connection.status() is not LinkStatus.UP:
+        source.wait(0.01)
+    refused = 0
+    while refused < 50:
+        refused = 0 if connection.send(bytes(200), None, None) else refused + 1
+        source.wait(0.001)
+    source.wait(4.0)
+    source.close()
+    ours.send(True)
+    assert ours.poll(20) and ours.recv()
+    process.join()
+    assert process.exitcode == 0

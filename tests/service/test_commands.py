@@ -368,3 +368,25 @@ def test_workers_do_not_learn_the_control_token(tmp_path):
 def test_a_process_that_cannot_start_exits_with_two(capfd, argv, line):
     assert main(argv) == 2
     assert line in capfd.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("how", "field"),
+    [
+        (Generation(seed=2**64), "seed"),
+        (Generation(max_tokens=2**40), "max_tokens"),
+        (Generation(stop_token_ids=(-1,)), "token_ids"),
+        (Generation(logprobs=2**40), "logprobs"),
+        (Generation(timeout_s=0.0), "timeout_s"),
+        (Generation(timeout_s=float("nan")), "timeout_s"),
+        (Generation(timeout_s=float("inf")), "timeout_s"),
+    ],
+)
+def test_what_no_message_can_say_is_refused_by_the_client_by_name(how, field):
+    with Client("127.0.0.1:1") as client, pytest.raises(RequestError, match=f"INVALID_ARGUMENT: {field}"):
+        client.generate("hello", how)
+
+
+def test_token_ids_that_are_none_are_refused_by_the_client():
+    with Client("127.0.0.1:1") as client, pytest.raises(RequestError, match="INVALID_ARGUMENT: ids"):
+        client.generate([-1])

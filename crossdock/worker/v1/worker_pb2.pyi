@@ -110,7 +110,7 @@ class Hello(_message.Message):
     def __init__(self, protocol_version: _Optional[int] = ..., gateway_id: _Optional[str] = ..., gateway_epoch: _Optional[int] = ...) -> None: ...
 
 class Welcome(_message.Message):
-    __slots__ = ("protocol_version", "worker_id", "epoch", "layout_fingerprint", "kv_endpoints", "model_digest", "max_model_len", "vocab_size", "block_size", "total_blocks", "max_num_seqs", "eos_token_ids", "layout_fields")
+    __slots__ = ("protocol_version", "worker_id", "epoch", "layout_fingerprint", "kv_endpoints", "model_digest", "max_model_len", "vocab_size", "block_size", "total_blocks", "max_num_seqs", "eos_token_ids", "layout_fields", "ticket_key_check")
     PROTOCOL_VERSION_FIELD_NUMBER: _ClassVar[int]
     WORKER_ID_FIELD_NUMBER: _ClassVar[int]
     EPOCH_FIELD_NUMBER: _ClassVar[int]
@@ -124,6 +124,7 @@ class Welcome(_message.Message):
     MAX_NUM_SEQS_FIELD_NUMBER: _ClassVar[int]
     EOS_TOKEN_IDS_FIELD_NUMBER: _ClassVar[int]
     LAYOUT_FIELDS_FIELD_NUMBER: _ClassVar[int]
+    TICKET_KEY_CHECK_FIELD_NUMBER: _ClassVar[int]
     protocol_version: int
     worker_id: str
     epoch: int
@@ -137,7 +138,8 @@ class Welcome(_message.Message):
     max_num_seqs: int
     eos_token_ids: _containers.RepeatedScalarFieldContainer[int]
     layout_fields: _containers.RepeatedCompositeFieldContainer[LayoutField]
-    def __init__(self, protocol_version: _Optional[int] = ..., worker_id: _Optional[str] = ..., epoch: _Optional[int] = ..., layout_fingerprint: _Optional[bytes] = ..., kv_endpoints: _Optional[_Iterable[str]] = ..., model_digest: _Optional[str] = ..., max_model_len: _Optional[int] = ..., vocab_size: _Optional[int] = ..., block_size: _Optional[int] = ..., total_blocks: _Optional[int] = ..., max_num_seqs: _Optional[int] = ..., eos_token_ids: _Optional[_Iterable[int]] = ..., layout_fields: _Optional[_Iterable[_Union[LayoutField, _Mapping]]] = ...) -> None: ...
+    ticket_key_check: bytes
+    def __init__(self, protocol_version: _Optional[int] = ..., worker_id: _Optional[str] = ..., epoch: _Optional[int] = ..., layout_fingerprint: _Optional[bytes] = ..., kv_endpoints: _Optional[_Iterable[str]] = ..., model_digest: _Optional[str] = ..., max_model_len: _Optional[int] = ..., vocab_size: _Optional[int] = ..., block_size: _Optional[int] = ..., total_blocks: _Optional[int] = ..., max_num_seqs: _Optional[int] = ..., eos_token_ids: _Optional[_Iterable[int]] = ..., layout_fields: _Optional[_Iterable[_Union[LayoutField, _Mapping]]] = ..., ticket_key_check: _Optional[bytes] = ...) -> None: ...
 
 class LayoutField(_message.Message):
     __slots__ = ("name", "value")
