@@ -54,10 +54,11 @@ INLINE Ints dot_quad(Codes codes, int32_t activations, Ints acc) {
 #if defined(__AVX512VNNI__)
     return (Ints)_mm512_dpbusd_epi32((__m512i)acc, (__m512i)codes, _mm512_set1_epi32(activations));
 #else
-    int8_t x[4];
-    std::memcpy(x, &activations, sizeof x);
-    for (int lane = 0; lane < kLanes; ++lane)
-        for (int i = 0; i < 4; ++i) acc[lane] += static_cast<int>(codes[4 * lane + i]) * x[i];
+    UNROLL
+    for (int i = 0; i < 4; ++i) {
+        const int32_t activation = static_cast<int8_t>(activations >> 8 * i);
+        acc += (Ints)(((Words)codes >> 8 * i) & 0xffu) * activation;
+    }
     return acc;
 #endif
 }
