@@ -146,9 +146,9 @@ class BareShmReceiver:
 
     def take(self) -> None:
         for place in self._places:
-            while not isinstance(arrival := self._transport.receive(), Arrival) or arrival.payload is None:
+            while not isinstance(arrival := self._transport.receive(), Arrival) or not arrival.payloads:
                 self._transport.wait(1.0)
-            np.copyto(np.frombuffer(place, np.uint8), np.frombuffer(arrival.payload, np.uint8))
+            np.copyto(np.frombuffer(place, np.uint8), np.frombuffer(arrival.payloads[0], np.uint8))
             peer = arrival.peer
         self._transport.receive()
         self._transport.send(peer, b"done")
@@ -166,7 +166,7 @@ class BareShmSender:
         while self._connection.status() is not LinkStatus.UP:
             self._transport.wait(1.0)
         for block in blocks:
-            while not self._connection.send(bytes(64), block, lambda: None):
+            while not self._connection.send(bytes(64), (block,)):
                 self._transport.wait(1.0)
                 assert self._connection.receive() is None
         while self._connection.receive() != b"done":

@@ -111,11 +111,12 @@ async def _serve(options: WorkerOptions, role: Role, engine: Engine) -> None:
 
     transport = role.transport(options, engine, identity, on_transfer)
     worker = role.worker(options, engine, transport, rim.tell)
+    index = engine.core.pool.index
     loop = EngineLoop(
         engine.core,
         clock=time.monotonic,
         on_step=worker.on_step,
-        on_turn=lambda steps: rim.flush(worker.load(steps)),
+        on_turn=lambda steps: rim.flush(worker.load(steps), index.changes()),
         on_crash=crash,
         on_start=partial(bind_to_cores, options.cores),
         inbox_actions_max=INBOX_ACTIONS_MAX,

@@ -173,7 +173,8 @@ class DecodeWorker:
         self._tickets[order.key] = ticket.ticket_id
 
     def _grant(self) -> None:
-        """Give blocks and seats to those the policy chooses, and tell their gateways."""
+        """Give blocks and seats to those the policy chooses, and tell their gateways. What shares a prefix with another
+        that is granted here waits for it: the policy could not know yet that it is coming."""
         asking = self._reservations.asking()
         if not asking:
             return
@@ -183,9 +184,10 @@ class DecodeWorker:
             taken_seats=len(self._running) + self._reservations.seats(),
             now=self._clock(),
         )
-        chosen = {view.id for view in granted}
+        coming = {view.id: view.coming for view in granted}
         for reservation in asking:
-            if reservation.id() in chosen:
+            name = reservation.id()
+            if name in coming and self._reservations.view(reservation).coming <= coming[name]:
                 self._grant_one(reservation)
 
     def _grant_one(self, reservation: Reservation) -> None:

@@ -118,17 +118,23 @@ class EngineCore:
 
     def step(self, now: float) -> StepResult:
         """One round. Raises NonFiniteLogits for a model that computed no numbers."""
-        plan = self._policy.plan(self.view(), now)
-        runs = self._prepare(plan)
+        view = self.view()
+        runs = self._prepare(self._policy.plan(view, now), view)
         if not runs:
             return StepResult()
         logits = self._runner.run(Batch(items=tuple(self._item(sequence, count) for sequence, count in runs)))
         return self._commit(runs, logits)
 
-    def _prepare(self, plan: Plan) -> list[tuple[Sequence, int]]:
-        """Check the plan, start what it starts, and bind the blocks that its work will write."""
+    def _prepare(self, plan: Plan, view: View) -> list[tuple[Sequence, int]]:
+        """Check the plan, start what it starts, and bind the blocks that its work will write. What shares a prefix with
+        another start of the same plan is left to the next one: nobody knew yet that it is coming."""
         assert len({work.id for work in plan.work}) == len(plan.work), "a plan names a sequence once"
-        return [(self._ready(work), work.count) for work in plan.work]
+        coming = {one.id: one.coming for one in view.waiting}
+        return [
+            (self._ready(work), work.count)
+            for work in plan.work
+            if work.id not in coming or self._view_of(self._waiting[work.id]).coming <= coming[work.id]
+        ]
 
     def _ready(self, work: Work) -> Sequence:
         sequence = self._running.get(work.id) or self._start(self._waiting[work.id])

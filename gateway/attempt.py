@@ -32,6 +32,10 @@ class AttemptLost(Exception):
     """This try will not end by itself, through no fault of the request. Another one can go on."""
 
 
+class HandOffLost(AttemptLost):
+    """The blocks did not get from one worker to the other."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Target:
     """Where the sequence goes after its first token, and the right to go there."""
@@ -42,25 +46,35 @@ class Target:
 
 
 class Attempt:
-    """target: None for an answer that ends with its first token."""
+    """target: None for an answer that ends with its first token. cached_tokens: that the prefill worker will probably
+    not have to compute. handed_over: the target has said that the sequence is its own."""
 
     def __init__(
-        self, *, journal: Journal, order: SequenceOrder, prefill: WorkerRecord, target: Target | None
+        self,
+        *,
+        journal: Journal,
+        order: SequenceOrder,
+        prefill: WorkerRecord,
+        target: Target | None,
+        cached_tokens: int = 0,
     ) -> None:
         self.mailbox = Mailbox()
         self.phase = Phase.ROUTED
         self.failure: AttemptLost | ServiceError | None = None
+        self.handed_over = False
         self._journal = journal
         self._order = order
         self._prefill = prefill
         self._target = target
+        self._cached_tokens = cached_tokens
         self._prefill_busy = False
         self._ended_by: str | None = None
 
     def begin(self) -> None:
         """Ask for blocks, or for the prompt at once if none are needed."""
         key = self._order.key
-        self._prefill.book(key, self.mailbox, tokens=len(self._order.token_ids))
+        uncached = max(1, len(self._order.token_ids) - self._cached_tokens)
+        self._prefill.book(key, self.mailbox, tokens=uncached)
         if self._target is None:
             self._submit()
             return
@@ -120,6 +134,7 @@ class Attempt:
                 self._reserved(letter.blocks_held)
             case AdoptedReport():
                 self._advance(Happening.ADOPTED)
+                self.handed_over = True
             case HandedOverReport():
                 pass
             case EndedReport():
@@ -159,9 +174,10 @@ class Attempt:
                 self._fail(sender, InternalFault("a worker refused what the gateway had accepted"))
             case EndCause.DEADLINE:
                 self._fail(sender, DeadlineExpired(TOO_LATE))
+            case EndCause.TRANSFER_FAILED:
+                self._fail(sender, HandOffLost(_line(sender, report)))
             case _:
-                cause = report.cause.name.lower()
-                self._fail(sender, AttemptLost(f"{sender}: {cause}: {report.detail}"))
+                self._fail(sender, AttemptLost(_line(sender, report)))
 
     def _fail(self, sender: str, failure: AttemptLost | ServiceError) -> None:
         """Something ended at a worker. Of no interest once it has said its last word here."""
@@ -189,3 +205,7 @@ class Attempt:
         self.phase = after(self.phase, happening)
         if self.phase in (Phase.DECODING, Phase.DONE):
             self._prefill_busy = False
+
+
+def _line(sender: str, report: EndedReport) -> str:
+    return f"{sender}: {report.cause.name.lower()}: {report.detail}"

@@ -5,6 +5,7 @@ position once, without gap. Talks to nobody.
 """
 
 from gateway.request import EndReason, Request, Token, TokenBatch
+from gateway.request_prefix import RequestPrefix
 from service.orders import AttemptKey, SequenceOrder
 from service.reports import TokenEnd, TokenReport
 
@@ -17,11 +18,12 @@ class Divergence(Exception):
 
 class Journal:
     """wire_id: the request's name between our processes; the client's own id may not be unique. cache_scope: whose
-    cached prefixes it may use."""
+    cached prefixes it may use. prefix: names of what an attempt from here begins with."""
 
     def __init__(self, request: Request, wire_id: str, cache_scope: bytes = b"") -> None:
         self.request = request
         self._cache_scope = cache_scope
+        self.prefix = RequestPrefix(cache_scope)
         self.wire_id = wire_id
         self._emitted: list[int] = []
         self._ahead: dict[int, TokenReport] = {}
@@ -41,6 +43,7 @@ class Journal:
     def begin(self) -> None:
         """A new attempt: what older ones sent ahead of their turn is void."""
         self._ahead.clear()
+        self.prefix.grow(self._known_tokens())
 
     def take(self, report: TokenReport) -> TokenBatch:
         """Enter a token; the batch holds what became consecutive by it, possibly nothing.
@@ -61,7 +64,7 @@ class Journal:
         return SequenceOrder(
             key=AttemptKey(request_id=self.wire_id, attempt=attempt),
             choice=0,
-            token_ids=(*request.prompt_token_ids, *self._emitted),
+            token_ids=self._known_tokens(),
             prompt_tokens=len(request.prompt_token_ids),
             max_tokens=request.stop.max_tokens,
             min_tokens=request.stop.min_tokens,
@@ -75,6 +78,9 @@ class Journal:
             time_left_ms=time_left_ms,
             cache_scope=self._cache_scope,
         )
+
+    def _known_tokens(self) -> tuple[int, ...]:
+        return (*self.request.prompt_token_ids, *self._emitted)
 
     def _known(self, position: int) -> int | None:
         """The token at this position, emitted or ahead of its turn."""

@@ -13,7 +13,8 @@ import structlog
 
 from engine.cache.prefix_chain import prefix_scope
 from gateway.admission import Admission
-from gateway.attempt import TOO_LATE, Attempt, AttemptLost, Target
+from gateway.attempt import TOO_LATE, Attempt, AttemptLost, HandOffLost, Target
+from gateway.broken_pairs import BrokenPairs
 from gateway.journal import Journal
 from gateway.mailbox import DeadlinePassed, Mailbox
 from gateway.request import Request, TokenBatch
@@ -58,6 +59,7 @@ class Orchestrator:
         self._randomness = randomness
         self._clock = clock
         self._lease_ms = lease_ms
+        self._broken = BrokenPairs()
         self._numbers = count(1)
         self._changed = asyncio.Event()
 
@@ -116,6 +118,7 @@ class Orchestrator:
             if alarm is not None:
                 alarm.cancel()
             attempt.close()
+            self._learn(route, attempt)
 
     async def _route(self, journal: Journal, number: int, tried: list[Route]) -> Route:
         """The best pair. A first attempt finds one at once or is refused; a later one waits a little: what it lost may
@@ -124,8 +127,13 @@ class Orchestrator:
         give_up = self._clock() + (0 if number == 1 else REROUTE_WAIT_S)
         while True:
             changed = self.next_change()
-            decodes = self._decodes.views() if journal.remaining() > 1 else None
-            route = pick(self._prefills.views(), decodes, tokens=journal.length_limit(), tried=tried)
+            route = pick(
+                self._prefills.views(journal.prefix),
+                self._decodes.views(journal.prefix) if journal.remaining() > 1 else None,
+                tokens=journal.length_limit(),
+                tried=tried,
+                broken=self._broken.avoided(self._clock()),
+            )
             if isinstance(route, Route):
                 return route
             await self._wait(changed, give_up, journal.request, route)
@@ -152,12 +160,26 @@ class Orchestrator:
     def _attempt(self, journal: Journal, number: int, route: Route) -> Attempt:
         order = journal.order(number, self._time_left_ms(journal.request))
         prefill = self._prefills.take(route.prefill)
+        self._broken.begin(route, self._clock())
         target = None
         if route.decode is not None:
             decode = self._decodes.take(route.decode)
             ticket = self._mint(order, prefill, decode)
             target = Target(worker=decode, ticket=ticket, ticket_key=self._ticket_key)
-        return Attempt(journal=journal, order=order, prefill=prefill, target=target)
+        return Attempt(
+            journal=journal,
+            order=order,
+            prefill=prefill,
+            target=target,
+            cached_tokens=prefill.cached_tokens(journal.prefix),
+        )
+
+    def _learn(self, route: Route, attempt: Attempt) -> None:
+        """What the end of an attempt says of its pair."""
+        if attempt.handed_over:
+            self._broken.worked(route)
+        elif isinstance(attempt.failure, HandOffLost):
+            self._broken.failed(route, self._clock())
 
     def _mint(self, order: SequenceOrder, prefill: WorkerRecord, decode: WorkerRecord) -> Ticket:
         source, target = prefill.welcome, decode.welcome

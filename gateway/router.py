@@ -1,7 +1,16 @@
-"""Which prefill and which decode worker serve an attempt: filter, score, pick. A pure function over views."""
+"""Which prefill and which decode worker serve an attempt: filter, weigh, pick. A pure function over views.
+
+Everything is weighed in one unit: the time that a prefill worker takes for one prompt token.
+"""
 
 from collections.abc import Collection, Iterable
 from dataclasses import dataclass
+from itertools import product
+
+FULL_TOKENS = 1024
+"""What it weighs that a worker has no room left; half of it for one that is half full."""
+TRANSFER_WEIGHT = 1 / 32
+"""What it weighs to send a token to a decode worker rather than find it there."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -11,7 +20,8 @@ class WorkerView:
     address: tells workers apart, whatever they call themselves. fingerprint: of its KV layout; two workers that differ
     cannot hand over. tokens_max: of the longest sequence that it can hold. queued_tokens: prompt tokens not yet
     computed. sequences: running or promised; seats: how many there can be. blocks: free and unpromised, and in all.
-    picked: number of its last pick, which grows over the pool; for ties.
+    cached_tokens: of the sequence, from its start, that need not be computed or sent here. picked: number of its last
+    pick, which grows over the pool; for ties.
     """
 
     address: str
@@ -24,6 +34,7 @@ class WorkerView:
     free_blocks: int
     total_blocks: int
     picked: int
+    cached_tokens: int = 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -47,51 +58,64 @@ def pick(
     *,
     tokens: int,
     tried: Collection[Route] = (),
+    broken: Collection[Route] = (),
 ) -> Route | NoRoute:
     """The pair that is likely to answer first. decodes: None for an answer that ends with its first token. tokens: of
-    the sequence at its longest. tried: before, in vain; workers of them only if there are no others.
+    the sequence at its longest. tried: before, in vain; workers of them only if there are no others. broken: pairs of
+    which a hand-off has just failed; only if there are no others.
 
-    Of the workers that can hold the sequence: the prefill worker with the fewest queued tokens, the decode worker with
-    the most room. Ties go to the one that was not picked for longest.
+    Of the workers that can hold the sequence: the prefill worker that will have the prompt done first, since it has
+    most of it cached, least to do before or most room, with the decode worker that has most room and least to receive.
+    What is cached makes up for so much work in the queue and no more, so that others get what many ask for. Ties go to
+    the one that was not picked for longest.
     """
-    sources = sorted((each for each in prefills if _can_serve(each, tokens)), key=_prefill_score)
+    sources = [each for each in prefills if _can_serve(each, tokens)]
     if not sources:
         return NoRoute(pool="prefill")
     if decodes is None:
-        routes = [Route(prefill=source.address, decode=None) for source in sources]
-        return _first(routes, tried)
-    targets = sorted((each for each in decodes if _can_serve(each, tokens)), key=_decode_score)
+        return _route(min(sources, key=lambda source: _rank(source, None, tried, broken)))
+    targets = [each for each in decodes if _can_serve(each, tokens)]
     if not targets:
         return NoRoute(pool="decode")
-    routes = [
-        Route(prefill=source.address, decode=target.address)
-        for source in sources
-        for target in targets
-        if source.fingerprint == target.fingerprint
-    ]
-    return _first(routes, tried) if routes else NoRoute(pool="pair")
+    pairs = [pair for pair in product(sources, targets) if pair[0].fingerprint == pair[1].fingerprint]
+    if not pairs:
+        return NoRoute(pool="pair")
+    return _route(*min(pairs, key=lambda pair: _rank(pair[0], pair[1], tried, broken)))
 
 
-def _first(routes: list[Route], tried: Collection[Route]) -> Route:
+def _rank(
+    source: WorkerView, target: WorkerView | None, tried: Collection[Route], broken: Collection[Route]
+) -> tuple[bool, int, float, int, int]:
+    """The least is the best."""
+    route = _route(source, target)
+    cost, picked = (_decode_cost(target), target.picked) if target is not None else (0.0, 0)
+    return (route in broken, _overlap(route, tried), _prefill_cost(source) + cost, source.picked, picked)
+
+
+def _route(source: WorkerView, target: WorkerView | None = None) -> Route:
+    return Route(prefill=source.address, decode=target.address if target is not None else None)
+
+
+def _overlap(route: Route, tried: Collection[Route]) -> int:
     """Whatever has least in common with what was tried: the gateway may reach both of a pair that is cut off from each
     other, and then the one that gets nothing seems to have the most room."""
-    return min(
-        routes,
-        key=lambda route: sum(
-            (route.prefill == each.prefill) + (route.decode == each.decode) for each in tried
-        ),
-    )
+    return sum((route.prefill == each.prefill) + (route.decode == each.decode) for each in tried)
 
 
 def _can_serve(worker: WorkerView, tokens: int) -> bool:
     return worker.ready and worker.tokens_max >= tokens
 
 
-def _prefill_score(worker: WorkerView) -> tuple[int, int]:
-    return (worker.queued_tokens, worker.picked)
+def _prefill_cost(source: WorkerView) -> float:
+    """Tokens to compute before the first one is sampled, less the prompt, which is as long everywhere. Without free
+    blocks it would wait until others are handed over."""
+    return source.queued_tokens - source.cached_tokens + FULL_TOKENS * _blocks_taken(source)
 
 
-def _decode_score(worker: WorkerView) -> tuple[float, int]:
-    seats_taken = worker.sequences / max(1, worker.seats)
-    blocks_taken = 1 - worker.free_blocks / max(1, worker.total_blocks)
-    return (max(seats_taken, blocks_taken), worker.picked)
+def _decode_cost(target: WorkerView) -> float:
+    seats_taken = target.sequences / max(1, target.seats)
+    return FULL_TOKENS * max(seats_taken, _blocks_taken(target)) - TRANSFER_WEIGHT * target.cached_tokens
+
+
+def _blocks_taken(worker: WorkerView) -> float:
+    return 1 - worker.free_blocks / max(1, worker.total_blocks)

@@ -15,7 +15,10 @@ import structlog
 from crossdock.worker.v1 import worker_pb2 as pb
 from gateway.attach import Attachment, Dialect
 from gateway.mailbox import Mailbox, WorkerLost
+from gateway.prefix_map import PrefixMap
+from gateway.request_prefix import RequestPrefix
 from gateway.router import WorkerView
+from service.cache_events import from_wire
 from service.load import WorkerLoad
 from service.orders import AttemptKey
 from service.reports import EndCause, EndedReport, Report, Response, decode, from_load_report
@@ -31,10 +34,13 @@ class WorkerState(Enum):
 
 @dataclass(slots=True, kw_only=True)
 class Booking:
-    """An attempt that this worker serves. tokens: prompt tokens that it still has to compute, as far as known."""
+    """An attempt that this worker serves. tokens: of its prompt that it still has to compute, as far as known."""
 
     mailbox: Mailbox
     tokens: int
+
+
+NO_PREFIX = RequestPrefix()
 
 
 class WorkerRecord:
@@ -51,6 +57,7 @@ class WorkerRecord:
         self.state = WorkerState.CONNECTING
         self.welcome: pb.Welcome | None = None
         self.load = WorkerLoad()
+        self.prefixes = PrefixMap()
         self.reason = "not connected yet"
         self.picked = 0
         self.request = dialect.request
@@ -77,8 +84,13 @@ class WorkerRecord:
     def release(self, key: AttemptKey) -> None:
         self._bookings.pop(key, None)
 
-    def view(self) -> WorkerView:
-        """Its own reports and our bookings, whichever says more: a report is always a little old."""
+    def cached_tokens(self, prefix: RequestPrefix) -> int:
+        """Of a request, as far as this worker has told."""
+        return prefix.cached_tokens(self.prefixes, self.welcome.block_size) if self.welcome else 0
+
+    def view(self, prefix: RequestPrefix = NO_PREFIX) -> WorkerView:
+        """Its own reports and our bookings, whichever says more: a report is always a little old. prefix: of the
+        request that looks for a worker."""
         welcome = self.welcome or pb.Welcome()
         return WorkerView(
             address=self.address,
@@ -91,6 +103,7 @@ class WorkerRecord:
             free_blocks=self.load.free_blocks,
             total_blocks=welcome.total_blocks,
             picked=self.picked,
+            cached_tokens=self.cached_tokens(prefix),
         )
 
     def drain(self) -> None:
@@ -120,6 +133,8 @@ class WorkerRecord:
                 self._welcomed(message.welcome)
             case "load":
                 self._loaded(message.load)
+            case "cache":
+                self.prefixes.take(from_wire(message.cache))
             case "audit":
                 answer = self._audits.get(message.audit.query_id)
                 if answer is not None and not answer.done():
@@ -137,6 +152,7 @@ class WorkerRecord:
             if not answer.done():
                 answer.set_result(None)
         self.load = WorkerLoad()
+        self.prefixes = PrefixMap()
         self.state, self.reason = WorkerState.CONNECTING, detail
         self._pool.changed()
 
@@ -150,6 +166,7 @@ class WorkerRecord:
     def _welcomed(self, welcome: pb.Welcome) -> None:
         refusal = self._pool.refusal(welcome)
         self.welcome = welcome
+        self.prefixes = PrefixMap(welcome.total_blocks)
         self.state = WorkerState.REFUSED if refusal else WorkerState.READY
         self.reason = refusal or ""
         if refusal:
@@ -193,8 +210,8 @@ class WorkerPool:
     def __iter__(self) -> Iterator[WorkerRecord]:
         return iter(self._workers)
 
-    def views(self) -> list[WorkerView]:
-        return [worker.view() for worker in self._workers]
+    def views(self, prefix: RequestPrefix = NO_PREFIX) -> list[WorkerView]:
+        return [worker.view(prefix) for worker in self._workers]
 
     def take(self, address: str) -> WorkerRecord:
         """The worker that the router picked, noted as picked last."""

@@ -5,24 +5,24 @@ from dataclasses import dataclass
 from typing import Generic, TypeAlias, TypeVar
 
 from kvtransfer.events import SourceEvent, TargetEvent
-from kvtransfer.wire import BlockFrame, Message
+from kvtransfer.wire import Message
 
 E_co = TypeVar("E_co", covariant=True)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Send:
-    """Send to the other end. payload_index: the block whose bytes go along; it counts as being read from now
-    until `read_done` is called."""
+    """Send to the other end. payload_indices: the blocks whose bytes go along; where there are any, they count
+    as being read from now until `read_done` is called."""
 
     message: Message
-    payload_index: int | None = None
+    payload_indices: range = range(0)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Drop:
-    """Whatever of this transfer's blocks has not left yet must not be sent; report each with `read_done`.
-    Comes after all that must be said or told first, since the last read closes the transfer."""
+    """Whatever of this transfer's blocks has not left yet must not be sent; report each message of them with
+    `read_done`. Comes after all that must be said or told first, since the last read closes the transfer."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -32,11 +32,12 @@ class Cut:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Place:
-    """Copy the bytes into the bound block of this index, which nobody reads yet, and answer at once with
-    `placed`."""
+    """Copy each payload into the bound block of its index, which nobody reads yet, and answer at once with
+    `placed`. digests: what the source says they have."""
 
-    frame: BlockFrame
-    payload: memoryview
+    indices: tuple[int, ...]
+    digests: tuple[bytes, ...]
+    payloads: tuple[memoryview, ...]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -44,6 +45,7 @@ class Count:
     """Something was dropped, or is worth counting."""
 
     name: str
+    count: int = 1
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

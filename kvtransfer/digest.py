@@ -18,6 +18,11 @@ def block_digest(block: memoryview | bytes) -> bytes:
     return digest
 
 
+def split(joined: bytes) -> list[bytes]:
+    """The digests that were joined."""
+    return [joined[at : at + DIGEST_BYTES] for at in range(0, len(joined), DIGEST_BYTES)]
+
+
 def manifest_digest(ticket: Ticket, first_token: int, digests: Iterable[bytes]) -> bytes:
     """16 bytes over ticket, layout, token range, first token and the digests of all blocks sent, in order."""
     state = xxhash.xxh3_128()

@@ -13,6 +13,7 @@ from typing import TypeAlias
 from kvtransfer import schema
 from kvtransfer.errors import WireError
 from kvtransfer.schema import U32_MAX, U64_MAX, Check
+from kvtransfer.wire import RUN_BLOCKS_MAX
 
 MARK = b"\xc1"
 ENTRY_BYTES_MAX = 4096
@@ -43,10 +44,11 @@ class Joined:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Ready:
-    """Source: payload `number` (0, 1, 2, ...) of payload_bytes is being sent. header: the message it
-    belongs to."""
+    """Source: `count` payloads from `number` on (0, 1, 2, ...), each of payload_bytes, are being sent. header:
+    the message they belong to."""
 
     number: int
+    count: int
     payload_bytes: int
     header: bytes
 
@@ -89,7 +91,10 @@ _SCHEMAS: Mapping[type[Signal], Check] = {
     Entry: schema.record(schema.text(1, 256), schema.octets(1, ENTRY_BYTES_MAX)),
     Joined: schema.record(),
     Ready: schema.record(
-        schema.integer(0, U64_MAX), schema.integer(1, U32_MAX), schema.octets(1, READY_HEADER_BYTES_MAX)
+        schema.integer(0, U64_MAX),
+        schema.integer(1, RUN_BLOCKS_MAX),
+        schema.integer(1, U32_MAX),
+        schema.octets(1, READY_HEADER_BYTES_MAX),
     ),
     Leave: schema.record(),
 }

@@ -19,6 +19,7 @@ from kvtransfer.dist_lane import Join, Lane, Moved, Note, Over, Said, Up
 from kvtransfer.dist_transport import LET_GO_S, DistOptions
 from kvtransfer.errors import WireError
 from kvtransfer.transport import Arrival, Delivery, PeerGone, TargetTransport
+from kvtransfer.wire import run_blocks_max
 
 HELD_MAX = 1024
 """Messages of one peer that wait behind its announced blocks; one with more is cut off."""
@@ -29,18 +30,19 @@ SIGNALS_PER_RECEIVE = 64
 
 @dataclass(slots=True)
 class _Held:
-    """A message that waits for its turn. number: of its payload. staging: where that goes."""
+    """A message that waits for its turn. number: of its first payload. missing: payloads that are not here yet.
+    staging: where they go."""
 
     arrival: Arrival
-    number: int | None = None
-    staging: torch.Tensor | None = None
-    here: bool = False
+    number: int = 0
+    missing: int = 0
+    staging: list[torch.Tensor] = field(default_factory=list)
 
 
 @dataclass(slots=True, eq=False)
 class _Pair:
-    """announced: payloads so far. fed: held messages whose payload is under way, oldest first. staged: staging
-    that is under way or not yet taken."""
+    """announced: payloads so far. fed: held messages whose payloads are under way, oldest first. staged:
+    staging that is under way or not yet taken."""
 
     peer: bytes
     lane: Lane
@@ -67,7 +69,7 @@ class DistTargetTransport:
         self._lanes: set[Lane] = set()
         self._out: deque[_Out] = deque()
         self._free: list[torch.Tensor] = []
-        self._lent: tuple[_Pair, torch.Tensor] | None = None
+        self._lent: tuple[_Pair, list[torch.Tensor]] | None = None
 
     def endpoints(self) -> tuple[str, ...]:
         carriers = self._carrier.endpoints()
@@ -112,7 +114,7 @@ class DistTargetTransport:
     def _sort(self, arrival: Arrival) -> None:
         """A signal is heeded; everything else leaves after what its peer sent before."""
         pair = self._pairs.get(arrival.peer)
-        if dist_signals.is_signal(arrival.header) and arrival.payload is None:
+        if dist_signals.is_signal(arrival.header) and not arrival.payloads:
             try:
                 self._on_signal(pair, arrival, dist_signals.decode(arrival.header))
             except WireError:
@@ -123,8 +125,8 @@ class DistTargetTransport:
             self._out.append((None, _Held(arrival)))
         else:
             # The carrier's memory may be used again by then.
-            payload = None if arrival.payload is None else memoryview(bytes(arrival.payload))
-            self._hold(pair, _Held(replace(arrival, payload=payload), here=True))
+            payloads = tuple(memoryview(bytes(payload)) for payload in arrival.payloads)
+            self._hold(pair, _Held(replace(arrival, payloads=payloads)))
 
     def _on_signal(self, pair: _Pair | None, arrival: Arrival, signal: dist_signals.Signal) -> None:
         match signal:
@@ -162,11 +164,13 @@ class DistTargetTransport:
         return pair
 
     def _on_ready(self, pair: _Pair, arrival: Arrival, ready: dist_signals.Ready) -> None:
-        if ready.number != pair.announced or ready.payload_bytes != self._options.block_bytes:
+        block_bytes = self._options.block_bytes
+        due = ready.number == pair.announced and ready.count <= run_blocks_max(block_bytes)
+        if not due or ready.payload_bytes != block_bytes:
             self._cut(pair)
             return
-        pair.announced += 1
-        held = _Held(replace(arrival, header=ready.header), number=ready.number)
+        pair.announced += ready.count
+        held = _Held(replace(arrival, header=ready.header), number=ready.number, missing=ready.count)
         pair.unfed.append(held)
         self._hold(pair, held)
         self._feed(pair)
@@ -178,13 +182,14 @@ class DistTargetTransport:
 
     def _feed(self, pair: _Pair) -> None:
         """Let announced payloads come as far as there is staging for them."""
-        while pair.unfed and pair.staged < self._options.window_blocks():
+        window = self._options.window_blocks()
+        while pair.unfed and (not pair.staged or pair.staged + pair.unfed[0].missing <= window):
             held = pair.unfed.popleft()
-            assert held.number is not None
-            held.staging = self._new_staging()
-            pair.staged += 1
+            held.staging = [self._new_staging() for _ in range(held.missing)]
+            pair.staged += held.missing
             pair.fed.append(held)
-            pair.lane.put(held.number, held.staging)
+            for number, staging in enumerate(held.staging, held.number):
+                pair.lane.put(number, staging)
 
     def _new_staging(self) -> torch.Tensor:
         return self._free.pop() if self._free else torch.empty(self._options.block_bytes, dtype=torch.uint8)
@@ -200,8 +205,10 @@ class DistTargetTransport:
             case Up():
                 self._say(pair, dist_signals.Joined())
             case Moved():
-                pair.fed.popleft().here = True
-                self._out.extend(_released(pair))
+                pair.fed[0].missing -= 1
+                if not pair.fed[0].missing:
+                    pair.fed.popleft()
+                    self._out.extend(_released(pair))
             case Over():
                 self._cut(pair)
 
@@ -212,18 +219,18 @@ class DistTargetTransport:
     def _hand_out(self, pair: _Pair | None, out: _Held | PeerGone) -> Arrival | PeerGone:
         if isinstance(out, PeerGone):
             return out
-        if pair is None or out.staging is None:
+        if pair is None or not out.staging:
             return out.arrival
         self._lent = (pair, out.staging)
-        return replace(out.arrival, payload=out.staging.numpy().data)
+        return replace(out.arrival, payloads=tuple(staging.numpy().data for staging in out.staging))
 
     def _take_back(self) -> None:
         """What was handed out last is not read any more."""
         if self._lent is not None:
             pair, staging = self._lent
             self._lent = None
-            self._free.append(staging)
-            pair.staged -= 1
+            self._free += staging
+            pair.staged -= len(staging)
             self._feed(pair)
 
     def _cut(self, pair: _Pair) -> None:
@@ -241,5 +248,5 @@ class DistTargetTransport:
 
 def _released(pair: _Pair) -> Iterator[_Out]:
     """What nothing holds back any more, in order."""
-    while pair.held and pair.held[0].here:
+    while pair.held and not pair.held[0].missing:
         yield pair, pair.held.popleft()

@@ -2,13 +2,13 @@
 
 Wraps a `SourceTransport`, usually ZeroMQ, and adds endpoints of the form gloo+tcp://host:port. Owns one pair
 per connection, so of one source epoch and one target epoch: its group, its thread, and the payloads that
-thread reads. A block is announced over the carrier in the order of all messages, and only then sent. On any
+thread reads. Blocks are announced over the carrier in the order of all messages, and only then sent. On any
 error the connection is lost; the next endpoint, or the next transfer, goes on without the pair. Never waits
 but in `wait` and `close`, and never makes a group that the target has not agreed to."""
 
 import time
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -19,7 +19,7 @@ from kvtransfer.dist_group import SOURCE_RANK, GroupOptions, join, require_backe
 from kvtransfer.dist_lane import Join, Lane, Moved, Note, Over, Said, Up
 from kvtransfer.errors import WireError
 from kvtransfer.identity import Identity
-from kvtransfer.transport import Connection, LinkStatus, SourceTransport
+from kvtransfer.transport import Connection, LinkStatus, SourceTransport, unread
 
 LET_GO_S = 15.0
 """More than any group takes to be made or given up."""
@@ -27,10 +27,10 @@ LET_GO_S = 15.0
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DistOptions:
-    """backends: gloo, nccl or both, best first. block_bytes: of every payload, exactly. window_bytes:
-    of one pair, announced and not yet sent at its source, staged and not yet taken at its target; the more,
-    the less a block waits for the round trip before it. pairs_max: groups that a target has at once. shun_s:
-    how long an endpoint whose pair failed is not tried again.
+    """backends: gloo, nccl or both, best first. block_bytes: of every payload, exactly. window_bytes: of one
+    pair, announced and not yet sent at its source, staged and not yet taken at its target, unless one message
+    has more; the more, the less a block waits for the round trip before it. pairs_max: groups that a target
+    has at once. shun_s: how long an endpoint whose pair failed is not tried again.
 
     Raises BindRefused for a backend that cannot or may not be used."""
 
@@ -154,22 +154,28 @@ class DistConnection:
         self._status = LinkStatus.UP if self._here and self._there else LinkStatus.DIALLING
         return self._status
 
-    def send(self, header: bytes, payload: memoryview | None, on_read: Callable[[], None] | None) -> bool:
+    def send(
+        self, header: bytes, payloads: Sequence[memoryview] = (), on_read: Callable[[], None] = unread
+    ) -> bool:
         if self._status is not LinkStatus.UP or not self._flush():
             return False
-        if payload is None:
-            return self._carrier.send(header, None, None)
-        options = self._owner.options
-        assert on_read is not None and self._lane is not None
-        assert payload.nbytes == options.block_bytes, f"a payload of {payload.nbytes} bytes"
-        if len(self._reads) >= options.window_blocks():
+        if not payloads:
+            return self._carrier.send(header)
+        options, count = self._owner.options, len(payloads)
+        assert self._lane is not None
+        assert all(each.nbytes == options.block_bytes for each in payloads), "a payload of another size"
+        if self._reads and len(self._reads) + count > options.window_blocks():
             return False
-        ready = dist_signals.Ready(number=self._sent, payload_bytes=payload.nbytes, header=header)
-        if not self._carrier.send(dist_signals.encode(ready), None, None):
+        ready = dist_signals.Ready(
+            number=self._sent, count=count, payload_bytes=options.block_bytes, header=header
+        )
+        if not self._carrier.send(dist_signals.encode(ready)):
             return False
-        self._lane.put(self._sent, torch.from_numpy(np.frombuffer(payload, np.uint8)))
-        self._sent += 1
-        self._reads.append(on_read)
+        for number, payload in enumerate(payloads, self._sent):
+            self._lane.put(number, torch.from_numpy(np.frombuffer(payload, np.uint8)))
+        self._sent += count
+        # They move in order: nothing is read any more when the last one has.
+        self._reads.extend([unread] * (count - 1) + [on_read])
         return True
 
     def receive(self) -> bytes | None:
@@ -242,6 +248,6 @@ class DistConnection:
         self._signals.append(dist_signals.encode(signal))
 
     def _flush(self) -> bool:
-        while self._signals and self._carrier.send(self._signals[0], None, None):
+        while self._signals and self._carrier.send(self._signals[0]):
             self._signals.popleft()
         return not self._signals

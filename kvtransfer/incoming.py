@@ -5,12 +5,12 @@ any more. The target endpoint feeds it and does what it returns; time is an argu
 monotonic clock. Never touches a byte itself. A block is verified where it lies, after the last write into it:
 whoever sends may be able to change what was sent while it is copied."""
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from enum import Enum, auto
 
 from kvtransfer import events, wire
 from kvtransfer.actions import Count, Emit, Place, Send, TargetAction
-from kvtransfer.digest import manifest_digest
+from kvtransfer.digest import manifest_digest, split
 from kvtransfer.errors import Reason
 from kvtransfer.ticket import Ticket
 from kvtransfer.transition import next_state
@@ -33,7 +33,7 @@ class State(Enum):
 class Event(Enum):
     OPEN = auto()
     BIND = auto()
-    BLOCK = auto()
+    BLOCKS = auto()
     PLACED = auto()
     MANIFEST = auto()
     VERIFY = auto()
@@ -56,7 +56,7 @@ TRANSITIONS: Mapping[tuple[State, Event], State] = {
     (State.OPENED, Event.LOSE): State.ENDED,
     (State.OPENED, Event.REFUSE): State.ENDED,
     (State.FILLING, Event.OPEN): State.FILLING,
-    (State.FILLING, Event.BLOCK): State.FILLING,
+    (State.FILLING, Event.BLOCKS): State.FILLING,
     (State.FILLING, Event.PLACED): State.FILLING,
     (State.FILLING, Event.MANIFEST): State.FILLING,
     (State.FILLING, Event.VERIFY): State.VERIFIED,
@@ -65,7 +65,7 @@ TRANSITIONS: Mapping[tuple[State, Event], State] = {
     (State.FILLING, Event.LOSE): State.ENDED,
     (State.FILLING, Event.REFUSE): State.ENDED,
     (State.VERIFIED, Event.OPEN): State.VERIFIED,
-    (State.VERIFIED, Event.BLOCK): State.VERIFIED,
+    (State.VERIFIED, Event.BLOCKS): State.VERIFIED,
     (State.VERIFIED, Event.MANIFEST): State.VERIFIED,
     (State.VERIFIED, Event.ABORT): State.VERIFIED,
     (State.VERIFIED, Event.LOSE): State.VERIFIED,
@@ -124,29 +124,46 @@ class IncomingTransfer:
         self._advance(Event.BIND)
         return [self._grant(), *self._settle(now)]
 
-    def block(self, frame: wire.BlockFrame, payload: memoryview, now: float) -> list[TargetAction]:
-        """One block: to be placed, unless it does not fit; then it is counted and has no effect."""
-        self._advance(Event.BLOCK)
+    def blocks(self, run: wire.BlockRun, payloads: Sequence[memoryview], now: float) -> list[TargetAction]:
+        """Blocks, one payload each: to be placed; those that do not fit are counted and have no effect."""
+        self._advance(Event.BLOCKS)
         self._heard = now
-        if frame.index not in self._indices:
-            return [Count(name="index_out_of_range")]
-        if payload.nbytes != self._block_bytes:
-            return [Count(name="wrong_size")]
-        if frame.index in self._digests:
-            return [Count(name="duplicate_block")]
-        return [Place(frame=frame, payload=payload)]
+        refused: list[TargetAction] = []
+        fitting: list[tuple[int, bytes, memoryview]] = []
+        for index, (digest, payload) in enumerate(
+            zip(split(run.digests), payloads, strict=True), run.first_index
+        ):
+            if index not in self._indices:
+                refused.append(Count(name="index_out_of_range"))
+            elif payload.nbytes != self._block_bytes:
+                refused.append(Count(name="wrong_size"))
+            elif index in self._digests:
+                refused.append(Count(name="duplicate_block"))
+            else:
+                fitting.append((index, digest, payload))
+        if not fitting:
+            return refused
+        indices, digests, placing = zip(*fitting, strict=True)
+        return [*refused, Place(indices=indices, digests=digests, payloads=placing)]
 
-    def placed(self, frame: wire.BlockFrame, digest: bytes, now: float) -> list[TargetAction]:
-        """The block was written. digest: of the bytes as they lie in their place, where no other end can
+    def placed(self, place: Place, digests: Sequence[bytes], now: float) -> list[TargetAction]:
+        """The blocks were written. digests: of the bytes as they lie in their places, where no other end can
         change them. From now on they are verified and never written again, or damaged and asked for again."""
         self._advance(Event.PLACED)
-        assert frame.index not in self._digests, "a verified block was overwritten"
-        if digest != frame.digest:
-            return [Count(name="damaged_block"), *self._damaged(frame.index)]
-        self._digests[frame.index] = digest
-        self._progressed = now
+        damaged: list[int] = []
+        for index, said, digest in zip(place.indices, place.digests, digests, strict=True):
+            assert index not in self._digests, "a verified block was overwritten"
+            if digest != said:
+                damaged.append(index)
+                continue
+            self._digests[index] = digest
+            self._progressed = now
+        verified = len(place.indices) - len(damaged)
+        actions: list[TargetAction] = [Count(name="blocks_placed", count=verified)] if verified else []
+        if damaged:
+            return [*actions, Count(name="damaged_block", count=len(damaged)), *self._damaged(damaged)]
         grants = [self._grant()] if self._grant_is_due() else []
-        return [Count(name="blocks_placed"), *grants, *self._settle(now)]
+        return [*actions, *grants, *self._settle(now)]
 
     def manifest(self, manifest: wire.Manifest, now: float) -> list[TargetAction]:
         """The source has sent everything, says so for the first time or again."""
@@ -226,10 +243,10 @@ class IncomingTransfer:
         self._announced_bytes = self._allowed_bytes()
         return Send(message=wire.Grant(total_bytes=self._announced_bytes))
 
-    def _damaged(self, index: int) -> list[TargetAction]:
-        if index in self._asked_again:
+    def _damaged(self, indices: Sequence[int]) -> list[TargetAction]:
+        if not self._asked_again.isdisjoint(indices):
             return self._refuse(Reason.DAMAGED, "a block came damaged twice")
-        return self._ask_again((index,))
+        return self._ask_again(indices)
 
     def _missing(self) -> list[int]:
         missing = (index for index in self._indices if index not in self._digests)

@@ -5,7 +5,7 @@ endpoint on its I/O thread; time is an argument. Never looks into a transfer, an
 failed: the next transfer gets a new link."""
 
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from enum import Enum, auto
 
@@ -36,8 +36,8 @@ class Failure:
 class _Parcel:
     ticket_id: bytes
     header: bytes
-    payload: memoryview | None
-    on_read: Callable[[], None] | None
+    payloads: Sequence[memoryview]
+    on_read: Callable[[], None]
 
 
 class Link:
@@ -83,16 +83,20 @@ class Link:
         return self._failure
 
     def send(
-        self, ticket_id: bytes, header: bytes, payload: memoryview | None, on_read: Callable[[], None] | None
+        self,
+        ticket_id: bytes,
+        header: bytes,
+        payloads: Sequence[memoryview],
+        on_read: Callable[[], None],
     ) -> None:
-        """Queue a message; it leaves with a later `flush`. On a dead link it is dropped, but a payload
+        """Queue a message; it leaves with a later `flush`. On a dead link it is dropped, but one with payloads
         stays queued until `drop`, so that every read is accounted for."""
-        if self._phase is not Phase.DEAD or payload is not None:
-            self._outbox.append(_Parcel(ticket_id, header, payload, on_read))
+        if self._phase is not Phase.DEAD or payloads:
+            self._outbox.append(_Parcel(ticket_id, header, payloads, on_read))
 
     def drop(self, ticket_id: bytes) -> int:
-        """Forget the blocks that this transfer has not sent. Returns how many."""
-        kept = deque(each for each in self._outbox if each.payload is None or each.ticket_id != ticket_id)
+        """Forget the blocks that this transfer has not sent. Returns how many messages of them."""
+        kept = deque(each for each in self._outbox if not each.payloads or each.ticket_id != ticket_id)
         dropped = len(self._outbox) - len(kept)
         self._outbox = kept
         return dropped
@@ -115,7 +119,7 @@ class Link:
             return
         while self._outbox:
             parcel = self._outbox[0]
-            if not self._connection.send(parcel.header, parcel.payload, parcel.on_read):
+            if not self._connection.send(parcel.header, parcel.payloads, parcel.on_read):
                 return
             self._outbox.popleft()
 
@@ -164,7 +168,7 @@ class Link:
             ticket_id=wire.NO_TICKET,
             message=self._hello,
         )
-        if self._connection.send(wire.encode(greeting), None, None):
+        if self._connection.send(wire.encode(greeting)):
             self._phase = Phase.GREETING
 
     def _read(self, header: bytes, now: float) -> wire.Envelope | None:

@@ -13,7 +13,7 @@ from itertools import count
 from typing import TypeAlias
 
 from kvtransfer.identity import Identity
-from kvtransfer.transport import Arrival, Delivery, LinkStatus, PeerGone
+from kvtransfer.transport import Arrival, Delivery, LinkStatus, PeerGone, unread
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -24,7 +24,7 @@ class Packet:
     number: int
     to_target: bool
     header: bytes
-    payload: memoryview | None
+    payloads: tuple[memoryview, ...]
     delay: int = 0
 
 
@@ -103,13 +103,15 @@ class MemoryConnection:
     def status(self) -> LinkStatus:
         return self._status
 
-    def send(self, header: bytes, payload: memoryview | None, on_read: Callable[[], None] | None) -> bool:
+    def send(
+        self, header: bytes, payloads: Sequence[memoryview] = (), on_read: Callable[[], None] = unread
+    ) -> bool:
         with self._network.lock:
             if self._status is not LinkStatus.UP or len(self.to_target) >= self._network.capacity_packets:
                 return False
             assert self._target is not None
-            reading = _Reading(self.source, on_read)
-            _scripted(self._network, self.to_target, True, header, payload, reading)
+            reading = _Reading(self.source, on_read if payloads else None)
+            _scripted(self._network, self.to_target, True, header, tuple(payloads), reading)
             self._target.rouse(self)
             return True
 
@@ -196,10 +198,10 @@ class MemoryTarget:
                     self._ready.popleft()
                     continue
                 packet, delivered = taken
-                payload = None if packet.payload is None else memoryview(bytes(packet.payload))
+                payloads = tuple(memoryview(bytes(payload)) for payload in packet.payloads)
                 delivered()
                 connection.source.wake()
-                return Arrival(peer=connection.name, header=packet.header, payload=payload)
+                return Arrival(peer=connection.name, header=packet.header, payloads=payloads)
             return self._gone.popleft() if self._gone else None
 
     def send(self, peer: bytes, header: bytes) -> Delivery:
@@ -210,7 +212,7 @@ class MemoryTarget:
             if len(connection.to_source) >= self._network.capacity_packets:
                 return Delivery.FULL
             nothing = _Reading(None, None)
-            _scripted(self._network, connection.to_source, False, header, None, nothing)
+            _scripted(self._network, connection.to_source, False, header, (), nothing)
             connection.source.wake()
             return Delivery.QUEUED
 
@@ -241,7 +243,7 @@ class MemoryTarget:
 
 
 class _Reading:
-    """Tells the source, once, that the last copy of a payload was delivered or dropped."""
+    """Tells the source, once, that the last copy of a message with payloads was delivered or dropped."""
 
     def __init__(self, source: MemorySource | None, on_read: Callable[[], None] | None) -> None:
         self._source = source
@@ -259,10 +261,10 @@ def _scripted(
     queue: _Queue,
     to_target: bool,
     header: bytes,
-    payload: memoryview | None,
+    payloads: tuple[memoryview, ...],
     reading: _Reading,
 ) -> None:
-    sent = Packet(number=next(network.numbers), to_target=to_target, header=header, payload=payload)
+    sent = Packet(number=next(network.numbers), to_target=to_target, header=header, payloads=payloads)
     arriving = network.script(sent)
     reading.copies += len(arriving)
     for packet in arriving:

@@ -71,12 +71,16 @@ nothing."""
 
 
 class OutgoingTransfer:
-    """block_bytes: bytes of one block. Every method that may act returns its actions, to be done in order."""
+    """block_bytes: bytes of one block. run_blocks_max: blocks in one message. Every method that may act returns
+    its actions, to be done in order."""
 
-    def __init__(self, ticket: Ticket, sealed: bytes, block_bytes: int, now: float) -> None:
+    def __init__(
+        self, ticket: Ticket, sealed: bytes, block_bytes: int, run_blocks_max: int, now: float
+    ) -> None:
         self.ticket = ticket
         self._sealed = sealed
         self._block_bytes = block_bytes
+        self._run_blocks_max = run_blocks_max
         self._state = State.OPENING
         self._digests: dict[int, bytes] = {}
         self._unsent: deque[int] = deque()
@@ -158,7 +162,7 @@ class OutgoingTransfer:
         return self._end(now, Send(message=wire.Abort(reason=Reason.CANCELLED)))
 
     def read_done(self, now: float) -> list[SourceAction]:
-        """One payload that was handed out is no longer being read."""
+        """The payloads of one message that was handed out are no longer being read."""
         assert self._reads > 0, "a read ended that never began"
         self._reads -= 1
         return self._drain() if self.over() else []
@@ -184,17 +188,31 @@ class OutgoingTransfer:
 
     def _pump(self, now: float) -> list[SourceAction]:
         sends: list[SourceAction] = []
-        while self._unsent and self._sent_bytes + self._block_bytes <= self._granted_bytes:
-            index = self._unsent.popleft()
-            self._sent_bytes += self._block_bytes
+        while run := self._next_run():
             self._reads += 1
             self._credited = now
-            frame = wire.BlockFrame(index=index, digest=self._digests[index])
-            sends.append(Send(message=frame, payload_index=index))
+            digests = b"".join([self._digests[index] for index in run])
+            message = wire.BlockRun(first_index=run.start, digests=digests)
+            sends.append(Send(message=message, payload_indices=run))
         if self._state is State.STREAMING and self._first_token is not None and not self._unsent:
             self._advance(Event.SEAL)
             sends.append(self._say_manifest(now))
         return sends
+
+    def _next_run(self) -> range:
+        """Unsent blocks that follow each other and for which there is credit."""
+        first = self._unsent[0] if self._unsent else 0
+        run = range(first, first)
+        while (
+            self._unsent
+            and self._unsent[0] == run.stop
+            and len(run) < self._run_blocks_max
+            and self._sent_bytes + self._block_bytes <= self._granted_bytes
+        ):
+            self._unsent.popleft()
+            self._sent_bytes += self._block_bytes
+            run = range(first, run.stop + 1)
+        return run
 
     def _say_open(self, now: float) -> Send:
         self._said = now

@@ -44,6 +44,19 @@ def octets(low: int, high: int) -> Check:
     return check
 
 
+def pieces(piece_bytes: int, count_max: int) -> Check:
+    """Bytes: 1 to count_max pieces of piece_bytes each, joined."""
+    checked = octets(piece_bytes, piece_bytes * count_max)
+
+    def check(value: object) -> bytes:
+        joined: bytes = checked(value)
+        if len(joined) % piece_bytes:
+            raise WireError(f"not whole pieces of {piece_bytes} bytes")
+        return joined
+
+    return check
+
+
 def text(low: int, high: int) -> Check:
     """A string of low to high UTF-8 bytes."""
 
@@ -86,7 +99,7 @@ def record(*checks: Check) -> Check:
     def check(value: object) -> tuple[Any, ...]:
         if type(value) is not tuple or len(value) != len(checks):
             raise WireError(f"not a record of {len(checks)} fields")
-        # A list first: each block costs one of these, and a generator would take twice as long.
+        # A list first: every message costs two of these, and a generator would take twice as long.
         checked = [each(part) for each, part in zip(checks, value, strict=True)]
         return tuple(checked)
 

@@ -13,12 +13,13 @@ from collections.abc import Collection
 
 from kvtransfer.wire import HEADER_BYTES_MAX
 
-PACKET_BYTES_MAX = HEADER_BYTES_MAX + 4
-NO_SLOT = 2**32 - 1
+SLOTS_MAX = 4096
+"""In one packet."""
+PACKET_BYTES_MAX = HEADER_BYTES_MAX + 4 * (1 + SLOTS_MAX)
 
 _WORD = struct.Struct("!I")
 _GREETING = struct.Struct("!16sIQ")
-_MAGIC = b"crossdock shm 1\0"
+_MAGIC = b"crossdock shm 2\0"
 
 
 class BadPacket(Exception):
@@ -64,25 +65,18 @@ def attach(greeting: bytes, fd: int) -> Ring:
         raise BadPacket("not a ring") from error
 
 
-def pack_message(header: bytes, slot: int = NO_SLOT) -> bytes:
-    """slot: where the source put the payload."""
-    return _WORD.pack(slot) + header
+def pack(header: bytes, slots: Collection[int] = ()) -> bytes:
+    """From the source: a message, and where its payloads are. From the target: a message, or an empty header
+    and the slots that may be written again."""
+    return struct.pack(f"!I{len(slots)}I", len(slots), *slots) + header
 
 
-def pack_freed(slots: Collection[int]) -> bytes:
-    """From the target: at least one slot that may be written again."""
-    return b"".join(map(_WORD.pack, slots))
-
-
-def unpack(packet: memoryview) -> tuple[int, memoryview]:
-    """The first word and the rest. Raises BadPacket."""
+def unpack(packet: memoryview) -> tuple[tuple[int, ...], bytes]:
+    """The slots and the header. Raises BadPacket."""
     if not _WORD.size <= len(packet) <= PACKET_BYTES_MAX:
         raise BadPacket("no packet")
-    return _WORD.unpack_from(packet)[0], packet[_WORD.size :]
-
-
-def unpack_freed(packet: memoryview) -> list[int]:
-    """Raises BadPacket."""
-    if len(packet) % _WORD.size:
-        raise BadPacket("not whole words")
-    return [slot for (slot,) in _WORD.iter_unpack(packet)]
+    (count,) = _WORD.unpack_from(packet)
+    header_at = _WORD.size * (1 + count)
+    if count > SLOTS_MAX or header_at > len(packet):
+        raise BadPacket("fewer slots than it says")
+    return struct.unpack_from(f"!{count}I", packet, _WORD.size), bytes(packet[header_at:])

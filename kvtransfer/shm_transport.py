@@ -1,14 +1,14 @@
 """Messages between processes of one host: headers over a Unix socket, blocks through shared staging memory.
 
 The target listens under an abstract name, which is no file, and gives each connection a ring of its own. A
-source copies a block into a free slot and says which; the target hands the slot out as payload and frees it
+source copies blocks into free slots and says which; the target hands the slots out as payloads and frees them
 with its next `receive`. Only processes of the same user are talked to, and whoever breaks these rules is cut
 off. A source that is dead, slow or hostile holds up its own ring and nothing else."""
 
 import os
 import socket
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from itertools import count
 from math import inf
 
@@ -17,19 +17,9 @@ import zmq
 
 from kvtransfer.errors import BindRefused
 from kvtransfer.identity import Identity
-from kvtransfer.shm_ring import (
-    NO_SLOT,
-    BadPacket,
-    Ring,
-    attach,
-    new_ring,
-    pack_freed,
-    pack_message,
-    unpack,
-    unpack_freed,
-)
+from kvtransfer.shm_ring import SLOTS_MAX, BadPacket, Ring, attach, new_ring, pack, unpack
 from kvtransfer.shm_socket import PacketSocket
-from kvtransfer.transport import Arrival, Delivery, LinkStatus, PeerGone
+from kvtransfer.transport import Arrival, Delivery, LinkStatus, PeerGone, unread
 from kvtransfer.watch import Watch
 
 SCHEME = "shm"
@@ -114,14 +104,15 @@ class ShmConnection:
             self._attach()
         return self._status
 
-    def send(self, header: bytes, payload: memoryview | None, on_read: Callable[[], None] | None) -> bool:
+    def send(
+        self, header: bytes, payloads: Sequence[memoryview] = (), on_read: Callable[[], None] = unread
+    ) -> bool:
         if self._status is not LinkStatus.UP:
             return False
         try:
-            if payload is None:
-                return self._packets.send(pack_message(header))
-            assert on_read is not None
-            return self._send_block(header, payload, on_read)
+            return (
+                self._send_blocks(header, payloads, on_read) if payloads else self._packets.send(pack(header))
+            )
         except (OSError, BadPacket):
             self._lose()
             return False
@@ -129,10 +120,10 @@ class ShmConnection:
     def receive(self) -> bytes | None:
         try:
             while self._status is LinkStatus.UP and (packet := self._packets.receive()) is not None:
-                word, rest = unpack(packet)
-                if word == NO_SLOT:
-                    return bytes(rest)
-                self._take_back(unpack_freed(packet))
+                freed, header = unpack(packet)
+                if not freed:
+                    return header
+                self._take_back(freed)
         except (OSError, BadPacket):
             self._lose()
         return None
@@ -161,22 +152,27 @@ class ShmConnection:
         self._free = list(range(len(self._ring.slots)))
         self._status = LinkStatus.UP
 
-    def _send_block(self, header: bytes, payload: memoryview, on_read: Callable[[], None]) -> bool:
-        assert self._ring is not None
-        if payload.nbytes != self._ring.slot_bytes:
-            raise BadPacket("slots of another size than our blocks")
-        if not self._free:
+    def _send_blocks(
+        self, header: bytes, payloads: Sequence[memoryview], on_read: Callable[[], None]
+    ) -> bool:
+        ring = self._ring
+        assert ring is not None
+        if len(payloads) > len(ring.slots) or payloads[0].nbytes != ring.slot_bytes:
+            raise BadPacket("slots of another size than our blocks, or too few")
+        if len(payloads) > len(self._free):
             return False
-        slot = self._free[-1]
-        # numpy lets other threads run while it copies; a memoryview assignment does not.
-        np.copyto(np.frombuffer(self._ring.slots[slot], np.uint8), np.frombuffer(payload, np.uint8))
-        if not self._packets.send(pack_message(header, slot)):
+        slots = self._free[-len(payloads) :]
+        for slot, payload in zip(slots, payloads, strict=True):
+            # numpy lets other threads run while it copies; a memoryview assignment does not.
+            np.copyto(np.frombuffer(ring.slots[slot], np.uint8), np.frombuffer(payload, np.uint8))
+        if not self._packets.send(pack(header, slots)):
             return False
-        self._taken.add(self._free.pop())
+        del self._free[-len(payloads) :]
+        self._taken.update(slots)
         self._owner.read(on_read)
         return True
 
-    def _take_back(self, slots: list[int]) -> None:
+    def _take_back(self, slots: Sequence[int]) -> None:
         if not self._taken.issuperset(slots) or len(set(slots)) < len(slots):
             raise BadPacket("freed what was not taken")
         self._taken.difference_update(slots)
@@ -199,7 +195,7 @@ class ShmTargetTransport:
         self._names = count()
         self._peers: dict[bytes, _Peer] = {}
         self._readable: deque[_Peer] = deque()
-        self._lent: tuple[_Peer, int] | None = None
+        self._lent: tuple[_Peer, tuple[int, ...]] | None = None
         self._listener = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         self._listener.setblocking(False)
         try:
@@ -234,7 +230,7 @@ class ShmTargetTransport:
         if known is None:
             return Delivery.GONE
         try:
-            return Delivery.QUEUED if known.packets.send(pack_message(header)) else Delivery.FULL
+            return Delivery.QUEUED if known.packets.send(pack(header)) else Delivery.FULL
         except OSError:
             return Delivery.GONE
 
@@ -283,7 +279,7 @@ class ShmTargetTransport:
     def _welcome(self, packets: PacketSocket) -> "_Peer":
         """Give the newcomer a ring. Raises OSError or BadPacket."""
         packets.require_same_user()
-        slot_count = max(SLOTS_MIN, STAGING_BYTES // self._block_bytes)
+        slot_count = min(max(SLOTS_MIN, STAGING_BYTES // self._block_bytes), SLOTS_MAX)
         ring, descriptor = new_ring(slot_count, self._block_bytes)
         try:
             packets.send_descriptor(ring.greeting(), descriptor)
@@ -292,21 +288,20 @@ class ShmTargetTransport:
         return _Peer(f"{SCHEME}/{next(self._names)}".encode(), packets, ring)
 
     def _arrival(self, peer: "_Peer", packet: memoryview) -> Arrival:
-        slot, header = unpack(packet)
-        payload = None
-        if slot != NO_SLOT:
-            if slot >= len(peer.ring.slots):
+        slots, header = unpack(packet)
+        if slots:
+            if max(slots) >= len(peer.ring.slots):
                 raise BadPacket("no such slot")
-            payload = peer.ring.slots[slot]
-            self._lent = (peer, slot)
-        return Arrival(peer=peer.name, header=bytes(header), payload=payload)
+            self._lent = (peer, slots)
+        payloads = tuple([peer.ring.slots[slot] for slot in slots])
+        return Arrival(peer=peer.name, header=header, payloads=payloads)
 
     def _take_back(self) -> None:
-        """The payload that was handed out last has been copied."""
+        """The payloads that were handed out last have been copied."""
         if self._lent is not None:
-            peer, slot = self._lent
+            peer, slots = self._lent
             self._lent = None
-            peer.free(slot)
+            peer.free(slots)
 
     def _lose(self, peer: "_Peer") -> PeerGone:
         peer.packets.close()
@@ -322,8 +317,8 @@ class _Peer:
         # A set: a source that uses one slot again and again makes nothing grow.
         self._freed: set[int] = set()
 
-    def free(self, slot: int) -> None:
-        self._freed.add(slot)
+    def free(self, slots: Sequence[int]) -> None:
+        self._freed.update(slots)
         if len(self._freed) * TELLS_PER_RING >= len(self.ring.slots):
             self.tell_freed()
 
@@ -331,7 +326,7 @@ class _Peer:
         """Again later, if the source does not read now: with the next slot, or the next time it says
         something."""
         try:
-            if self._freed and self.packets.send(pack_freed(self._freed)):
+            if self._freed and self.packets.send(pack(b"", self._freed)):
                 self._freed.clear()
         except OSError:
             # It is gone, and the next reading from it will tell.

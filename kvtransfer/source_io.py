@@ -22,12 +22,14 @@ from kvtransfer.transport import SourceTransport
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SourceLimits:
     """connect_ms: for one endpoint to answer the greeting. tick_ms: between two looks at the timers.
-    malformed_max: messages that are none, after which a target is given up."""
+    malformed_max: messages that are none, after which a target is given up. run_bytes_max: block bytes of one
+    message, unless one block is larger."""
 
     transfers_max: int = 1024
     connect_ms: int = 1000
     tick_ms: int = 20
     malformed_max: int = 8
+    run_bytes_max: int = wire.RUN_BYTES_MAX
 
 
 @dataclass(slots=True)
@@ -65,7 +67,9 @@ class SourceIO:
         link = self._links.get(key)
         if link is None:
             link = self._links[key] = self._new_link(ticket.target(), endpoints, now)
-        transfer = OutgoingTransfer(ticket, sealed, self._shape.block_bytes, now)
+        block_bytes = self._shape.block_bytes
+        run_blocks_max = wire.run_blocks_max(block_bytes, self._limits.run_bytes_max)
+        transfer = OutgoingTransfer(ticket, sealed, block_bytes, run_blocks_max, now)
         live = self._live[ticket.ticket_id] = _Live(transfer, link)
         self._perform(live, transfer.start(now), now)
 
@@ -161,13 +165,12 @@ class SourceIO:
                     self._tell(action.event)
 
     def _send(self, live: _Live, action: Send) -> None:
-        ticket, index = live.transfer.ticket, action.payload_index
+        ticket = live.transfer.ticket
         header = wire.encode(wire.for_ticket(ticket, action.message))
-        if index is None:
-            live.link.send(ticket.ticket_id, header, None, None)
-            return
-        self._counters.add("blocks_sent")
-        live.link.send(ticket.ticket_id, header, live.blocks[index], partial(self._read_done, live))
+        payloads = tuple([live.blocks[index] for index in action.payload_indices])
+        if payloads:
+            self._counters.add("blocks_sent", len(payloads))
+        live.link.send(ticket.ticket_id, header, payloads, partial(self._read_done, live))
 
     def _read_done(self, live: _Live) -> None:
         now = self._clock()

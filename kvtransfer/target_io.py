@@ -139,8 +139,8 @@ class TargetIO:
             return
         try:
             envelope = wire.decode(arrival.header)
-            if isinstance(envelope.message, wire.BlockFrame) is (arrival.payload is None):
-                raise WireError("a block comes with one payload, everything else without")
+            if len(arrival.payloads) != wire.payloads_of(envelope.message):
+                raise WireError("blocks come with one payload each, everything else without")
             self._on_message(arrival, peer, envelope, now)
         except UnknownVersion:
             self._strike(peer)
@@ -156,7 +156,7 @@ class TargetIO:
                 self._on_hello(arrival, peer, envelope, message)
             case wire.Open():
                 self._on_open(arrival.peer, peer, envelope, message, now)
-            case wire.BlockFrame() | wire.Manifest() | wire.Abort():
+            case wire.BlockRun() | wire.Manifest() | wire.Abort():
                 self._on_transfer_message(arrival, envelope, now)
             case _:
                 raise WireError(f"{type(message).__name__} goes to the source")
@@ -238,14 +238,13 @@ class TargetIO:
             if isinstance(envelope.message, wire.Manifest):
                 self._reply(arrival.peer, wire.for_ticket(transfer.ticket, transfer.answer()))
         else:
-            self._feed(live, envelope.message, arrival.payload, now)
+            self._feed(live, envelope.message, arrival.payloads, now)
 
-    def _feed(self, live: _Live, message: wire.Message, payload: memoryview | None, now: float) -> None:
+    def _feed(self, live: _Live, message: wire.Message, payloads: Sequence[memoryview], now: float) -> None:
         try:
             match message:
-                case wire.BlockFrame():
-                    assert payload is not None
-                    actions = live.transfer.block(message, payload, now)
+                case wire.BlockRun():
+                    actions = live.transfer.blocks(message, payloads, now)
                 case wire.Manifest():
                     actions = live.transfer.manifest(message, now)
                 case wire.Abort():
@@ -265,12 +264,9 @@ class TargetIO:
                     assert transfer.peer is not None
                     self._reply(transfer.peer, wire.for_ticket(transfer.ticket, action.message))
                 case Place():
-                    place = live.places[action.frame.index - transfer.ticket.first_block]
-                    # numpy lets other threads run while it copies; a memoryview assignment does not.
-                    np.copyto(np.frombuffer(place, np.uint8), np.frombuffer(action.payload, np.uint8))
-                    self._perform(live, transfer.placed(action.frame, block_digest(place), now), now)
+                    self._perform(live, transfer.placed(action, _place(live, action), now), now)
                 case Count():
-                    self._counters.add(action.name)
+                    self._counters.add(action.name, action.count)
                 case Emit():
                     if isinstance(action.event, events.Closed):
                         self._retire(transfer)
@@ -318,6 +314,17 @@ class TargetIO:
             self._peers.pop(name, None)
             for live in [each for each in self._live.values() if each.transfer.peer == name]:
                 self._perform(live, live.transfer.lost(now), now)
+
+
+def _place(live: _Live, action: Place) -> list[bytes]:
+    """Copies; returns the digests of what lies in the places then."""
+    digests: list[bytes] = []
+    for index, payload in zip(action.indices, action.payloads, strict=True):
+        place = live.places[index - live.transfer.ticket.first_block]
+        # numpy lets other threads run while it copies; a memoryview assignment does not.
+        np.copyto(np.frombuffer(place, np.uint8), np.frombuffer(payload, np.uint8))
+        digests.append(block_digest(place))
+    return digests
 
 
 def _replace_message(envelope: wire.Envelope, target_epoch: int, message: wire.Message) -> wire.Envelope:

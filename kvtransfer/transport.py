@@ -3,7 +3,7 @@
 A transport knows frames and blocks of bytes, not tickets. Each side is used by one thread, except `wake`.
 Nothing here waits but `wait`. Delivery is not promised: what matters is asked for again."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from enum import Enum, auto
 from typing import Protocol
@@ -30,13 +30,13 @@ class Delivery(Enum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Arrival:
-    """Frames from a peer. peer: the connection's name, fresh for every connection. payload: valid until the
-    next `receive`, and the peer may still be changing it: what is verified is a copy. proven: the name of the
-    key that the peer has, None where the transport proves none."""
+    """Frames from a peer. peer: the connection's name, fresh for every connection. payloads: valid until the
+    next `receive`, and the peer may still be changing them: what is verified is a copy. proven: the name of
+    the key that the peer has, None where the transport proves none."""
 
     peer: bytes
     header: bytes
-    payload: memoryview | None
+    payloads: tuple[memoryview, ...] = ()
     proven: str | None = None
 
 
@@ -47,16 +47,22 @@ class PeerGone:
     peer: bytes
 
 
+def unread() -> None:
+    """For messages without payloads."""
+
+
 class Connection(Protocol):
     """One connection of a source to one endpoint of a target."""
 
     def status(self) -> LinkStatus: ...
 
-    def send(self, header: bytes, payload: memoryview | None, on_read: Callable[[], None] | None) -> bool:
+    def send(
+        self, header: bytes, payloads: Sequence[memoryview] = (), on_read: Callable[[], None] = unread
+    ) -> bool:
         """Queue one message; False where it cannot be queued now.
 
-        on_read is called once, in the transport's `wait`, when the payload's memory is no longer read:
-        sent, or dropped. That says nothing about whether it arrived.
+        Where there are payloads, on_read is called once, in the transport's `wait`, when their memory is no
+        longer read: sent, or dropped. That says nothing about whether they arrived.
         """
         ...
 

@@ -4,7 +4,7 @@ Owns the message types and their limits; the state machines speak in these messa
 decode them. Reads no shape, dtype or size from a message: the handshake fixes them.
 
 A message is one msgpack array [version, type, source_epoch, target_epoch, attempt, ticket_id, *fields]. The
-raw bytes of a block travel beside it, as a frame of their own, and are not seen here."""
+raw bytes of blocks travel beside it, each block as a frame of its own, and are not seen here."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, fields
@@ -17,8 +17,11 @@ from kvtransfer.identity import EPOCH, WORKER_ID
 from kvtransfer.schema import U32_MAX, Check
 from kvtransfer.ticket import ATTEMPT, FINGERPRINT_BYTES, SEALED_BYTES_MAX, TICKET_ID, TICKET_ID_BYTES, Ticket
 
-WIRE_VERSION = 1
+WIRE_VERSION = 2
 HEADER_BYTES_MAX = 64 * 1024
+RUN_BYTES_MAX = 1024 * 1024
+"""Block bytes of one message, unless one block is larger."""
+RUN_BLOCKS_MAX = 64
 RESEND_INDICES_MAX = 1024
 DETAIL_BYTES_MAX = 512
 NO_TICKET = bytes(TICKET_ID_BYTES)
@@ -64,11 +67,12 @@ class Grant:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class BlockFrame:
-    """Source: one block, whose bytes are the next frame. digest: taken when the block was computed."""
+class BlockRun:
+    """Source: blocks first_index, first_index + 1, ..., whose bytes are the next frames, one each. digests: of
+    all of them, joined, taken when the blocks were computed."""
 
-    index: int
-    digest: bytes
+    first_index: int
+    digests: bytes
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -114,7 +118,7 @@ Message: TypeAlias = (
     | HelloRefused
     | Open
     | Grant
-    | BlockFrame
+    | BlockRun
     | Resend
     | Manifest
     | Committed
@@ -143,6 +147,16 @@ def for_ticket(ticket: Ticket, message: Message) -> Envelope:
         ticket_id=ticket.ticket_id,
         message=message,
     )
+
+
+def run_blocks_max(block_bytes: int, run_bytes_max: int = RUN_BYTES_MAX) -> int:
+    """Blocks of this size in one message."""
+    return min(max(1, run_bytes_max // block_bytes), RUN_BLOCKS_MAX)
+
+
+def payloads_of(message: Message) -> int:
+    """How many frames of blocks belong to the message."""
+    return len(message.digests) // DIGEST_BYTES if isinstance(message, BlockRun) else 0
 
 
 def is_for(ticket: Ticket, envelope: Envelope) -> bool:
@@ -198,7 +212,7 @@ _KINDS: Mapping[int, type[Message]] = {
     3: HelloRefused,
     4: Open,
     5: Grant,
-    6: BlockFrame,
+    6: BlockRun,
     7: Resend,
     8: Manifest,
     9: Committed,
@@ -220,7 +234,7 @@ _SCHEMAS: Mapping[type[Message], Check] = {
     HelloRefused: schema.record(schema.array(_FIELD_NAME, 64)),
     Open: schema.record(schema.octets(1, SEALED_BYTES_MAX)),
     Grant: schema.record(schema.integer(0, 2**63 - 1)),
-    BlockFrame: schema.record(_INDEX, _DIGEST),
+    BlockRun: schema.record(_INDEX, schema.pieces(DIGEST_BYTES, RUN_BLOCKS_MAX)),
     Resend: schema.record(schema.array(_INDEX, RESEND_INDICES_MAX)),
     Manifest: schema.record(schema.integer(1, U32_MAX), _DIGEST, schema.integer(0, U32_MAX)),
     Committed: schema.record(),

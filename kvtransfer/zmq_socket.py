@@ -10,6 +10,7 @@ import zmq
 from zmq.utils.monitor import recv_monitor_message
 
 from kvtransfer.keys import KeyRing
+from kvtransfer.wire import run_blocks_max
 
 HEADROOM_BYTES = 4096
 """What a header may need beside a block: the largest frame is a block and this."""
@@ -39,8 +40,9 @@ class ZmqOptions:
     probe_interval_ms: int = 10
 
     def hwm_messages(self) -> int:
-        """Of blocks, between 8 and 256."""
-        return min(max(8, self.queue_bytes // self.block_bytes), 256)
+        """Of as many blocks as one may have, between 8 and 256."""
+        message_bytes = run_blocks_max(self.block_bytes) * self.block_bytes
+        return min(max(8, self.queue_bytes // message_bytes), 256)
 
 
 def configure(raw: Socket, options: ZmqOptions) -> None:

@@ -22,8 +22,9 @@ from kvtransfer.bind_rules import BindRules
 from kvtransfer.errors import BindRefused
 from kvtransfer.identity import Identity
 from kvtransfer.keys import KeyRing
-from kvtransfer.transport import Arrival, Delivery, LinkStatus, PeerGone
+from kvtransfer.transport import Arrival, Delivery, LinkStatus, PeerGone, unread
 from kvtransfer.watch import Watch
+from kvtransfer.wire import RUN_BLOCKS_MAX
 from kvtransfer.zmq_socket import (
     ANSWERS_HWM,
     Socket,
@@ -182,16 +183,19 @@ class ZmqConnection:
                 self._status = LinkStatus.FAILING
         return self._status
 
-    def send(self, header: bytes, payload: memoryview | None, on_read: Callable[[], None] | None) -> bool:
+    def send(
+        self, header: bytes, payloads: Sequence[memoryview] = (), on_read: Callable[[], None] = unread
+    ) -> bool:
         if self._status is not LinkStatus.UP:
             return False
         try:
-            if payload is None:
+            if not payloads:
                 self._dealer.send(header, zmq.NOBLOCK)
             else:
-                parts = (header, payload)
+                # Tracks the last part: libzmq lets go of parts in the order in which they were sent.
+                parts: tuple[bytes | memoryview, ...] = (header, *payloads)
                 tracker = self._dealer.send_multipart(parts, zmq.NOBLOCK, copy=False, track=True)
-                assert tracker is not None and on_read is not None
+                assert tracker is not None
                 self._owner.reading(self, tracker, on_read)
         except zmq.Again:
             self._owner.look_at(self._dealer, zmq.POLLIN | zmq.POLLOUT)
@@ -296,11 +300,11 @@ class ZmqTargetTransport:
         self._peers[peer] = None
         if len(self._peers) > PEERS_MAX:
             self._peers.popitem(last=False)
-        if len(frames) not in (1, 2):
-            return Arrival(peer=peer, header=b"", payload=None)
-        payload = frames[1].buffer if len(frames) == 2 else None
+        if not 1 <= len(frames) <= 1 + RUN_BLOCKS_MAX:
+            return Arrival(peer=peer, header=b"")
+        payloads = tuple([frame.buffer for frame in frames[1:]])
         proven = None if self._allow_list is None else str(frames[0].get(NAME_PROPERTY))
-        return Arrival(peer=peer, header=frames[0].bytes, payload=payload, proven=proven)
+        return Arrival(peer=peer, header=frames[0].bytes, payloads=payloads, proven=proven)
 
     def send(self, peer: bytes, header: bytes) -> Delivery:
         try:

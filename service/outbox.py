@@ -22,6 +22,10 @@ class Outbox(Generic[Message]):
         self._finishing = False
         self._closed = asyncio.Event()
 
+    def __len__(self) -> int:
+        """Messages that wait."""
+        return len(self._messages)
+
     @property
     def closed(self) -> bool:
         return self._closed.is_set()

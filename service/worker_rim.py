@@ -16,6 +16,7 @@ import structlog
 
 from crossdock.worker.v1 import worker_pb2 as pb
 from service.audit import LedgerFields, to_audit_report
+from service.cache_feed import UNCHANGED, WAITING_MESSAGES_MAX, CacheChanges, CacheFeed
 from service.load import WorkerLoad
 from service.orders import REQUEST_ID_BYTES_MAX, AttemptKey
 from service.outbox import Outbox
@@ -60,10 +61,19 @@ class Host:
 
 
 class WorkerRim:
-    """response: the message class of this role's stream. loop: where the rim lives."""
+    """response: the message class of this role's stream. loop: where the rim lives. cache_messages_max: that may wait
+    on a stream which is still told what is cached."""
 
-    def __init__(self, response: Callable[..., Response], loop: asyncio.AbstractEventLoop) -> None:
+    def __init__(
+        self,
+        response: Callable[..., Response],
+        loop: asyncio.AbstractEventLoop,
+        cache_messages_max: int = WAITING_MESSAGES_MAX,
+    ) -> None:
         self._response = response
+        self._cache: CacheFeed[Response] = CacheFeed(
+            lambda events: response(cache=events), cache_messages_max
+        )
         self._loop = loop
         self._sessions: dict[str, Outbox[Response]] = {}
         self._pending: list[tuple[str, Report]] = []
@@ -76,11 +86,12 @@ class WorkerRim:
         """Note a report for a gateway. Step thread."""
         self._pending.append((gateway, report))
 
-    def flush(self, load: WorkerLoad) -> None:
-        """Send what was noted since the last flush; the tokens for a gateway in one message. Step thread."""
+    def flush(self, load: WorkerLoad, changes: CacheChanges = UNCHANGED) -> None:
+        """Send what was noted since the last flush; the tokens for a gateway in one message. changes: of what is
+        cached, since the last flush. Step thread."""
         pending, self._pending = self._pending, []
         with suppress(RuntimeError):  # the loop is closed: the process is ending, nobody listens
-            self._loop.call_soon_threadsafe(self._deliver, pending, load)
+            self._loop.call_soon_threadsafe(self._deliver, pending, load, changes)
 
     async def attach(
         self,
@@ -118,6 +129,7 @@ class WorkerRim:
         while True:
             await asyncio.sleep(interval_s)
             quiet += 1
+            self._cache.catch_up()
             if (self.load, self.draining) != sent or quiet >= LOAD_INTERVALS_MAX:
                 sent, quiet = (self.load, self.draining), 0
                 for gateway in tuple(self._sessions):
@@ -141,11 +153,13 @@ class WorkerRim:
         outbox: Outbox[Response] = Outbox(OUTBOX_MESSAGES_MAX)
         outbox.put(self._response(welcome=host.welcome))
         outbox.put(self._load_message())
+        self._cache.open(gateway, outbox)
         self._sessions[gateway] = outbox
         return outbox
 
     def _close(self, gateway: str, host: Host) -> None:
         self._sessions.pop(gateway).close()
+        self._cache.close(gateway)
         host.insist(partial(host.worker.drop, gateway))
 
     async def _read(
@@ -205,9 +219,12 @@ class WorkerRim:
         with suppress(RuntimeError):  # as in flush
             self._loop.call_soon_threadsafe(self._send, gateway, *messages)
 
-    def _deliver(self, pending: list[tuple[str, Report]], load: WorkerLoad) -> None:
+    def _deliver(self, pending: list[tuple[str, Report]], load: WorkerLoad, changes: CacheChanges) -> None:
+        """What is cached goes first: whoever hears of a result knows what it left behind."""
         self.load = load
         self._moved.set()
+        self._cache.change(changes)
+        self._cache.catch_up()
         by_gateway: dict[str, list[Report]] = {}
         for gateway, report in pending:
             by_gateway.setdefault(gateway, []).append(report)

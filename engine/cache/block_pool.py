@@ -145,6 +145,7 @@ class BlockPool:
 
     def writable(self, table: BlockTable, position: int) -> bool:
         """Whether this block of a table is the table's alone, and not published."""
+        self._assert_known(table)
         block = table.ids()[position]
         return self._references[block] == 1 and block not in self.index
 

@@ -6,7 +6,6 @@ they cover. Notes what changed, for those who want to know elsewhere. Never owns
 
 from collections.abc import Iterable
 from dataclasses import dataclass
-from itertools import takewhile
 
 from engine.cache.prefix_chain import PrefixLink
 
@@ -37,8 +36,13 @@ class PrefixIndex:
 
     def find(self, links: Iterable[PrefixLink]) -> list[int]:
         """Blocks of the longest leading part of the links that is here."""
-        found = (self._find(link) for link in links)
-        return [block for block in takewhile(lambda block: block is not None, found) if block is not None]
+        found: list[int] = []
+        for link in links:
+            block = self._blocks.get(link.hash)
+            if block is None or self._links[block] != link:
+                break
+            found.append(block)
+        return found
 
     def add(self, link: PrefixLink, block: int) -> None:
         """The block holds the KV of this link and will not be written again. The first block of a link stays."""
@@ -61,10 +65,6 @@ class PrefixIndex:
             added=tuple(each for each, present in changed.items() if present),
             removed=tuple(each for each, present in changed.items() if not present),
         )
-
-    def _find(self, link: PrefixLink) -> int | None:
-        block = self._blocks.get(link.hash)
-        return block if block is not None and self._links[block] == link else None
 
     def _note(self, link_hash: bytes, *, present: bool) -> None:
         """Two changes of one hash cancel out."""

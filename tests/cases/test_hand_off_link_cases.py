@@ -14,6 +14,7 @@ from tests.cases.conftest import (
     TARGET_BLOCKS,
     TARGETS,
     TOKENS_MAX,
+    cold,
     computed,
     held,
     same,
@@ -52,7 +53,7 @@ async def bound(rig):
 async def test_case_01_a_prompt_cancelled_while_its_blocks_are_under_way_leaves_none_behind(rig):
     await rig.require_exact(SHORT)
     start = computed(await rig.until_idle(), *SOURCES)
-    call = rig.call(LONG)
+    call = rig.call(cold(LONG))
     link = rig.links[await bound(rig)]
     link.forth.delay_s = link.back.delay_s = 5.0
     await rig.until(lambda ledgers: computed(ledgers, *SOURCES) >= start + 2 * CHUNK_TOKENS)
@@ -77,11 +78,11 @@ async def test_case_03_a_link_silent_for_longer_than_the_lease_changes_no_answer
     golden = [await rig.golden(each) for each in (MIDDLE, *others)]
     for link in rig.links.values():
         link.forth.bytes_per_s = 4e6
-    victim = asyncio.create_task(stream(rig.channel, MIDDLE))
+    victim = asyncio.create_task(stream(rig.channel, cold(MIDDLE)))
     link = rig.links[await bound(rig)]
     rig.clear_up()
     link.hold()
-    rest = [asyncio.create_task(stream(rig.channel, each)) for each in others]
+    rest = [asyncio.create_task(stream(rig.channel, cold(each))) for each in others]
     answers = [await victim, *[await each for each in rest]]
     link.clear_up()
     assert all(same(answer, right) for answer, right in zip(answers, golden, strict=True))
@@ -120,7 +121,7 @@ async def test_case_04_500_requests_cancelled_around_their_first_token_leave_not
 async def test_case_06_frames_that_come_after_a_cancel_are_dropped(rig):
     for link in rig.links.values():
         link.forth.bytes_per_s = 4e6
-    call = rig.call(MIDDLE)
+    call = rig.call(cold(MIDDLE))
     link = rig.links[await bound(rig)]
     link.forth.hold()
     await first_token(call)
@@ -151,7 +152,7 @@ async def test_case_09_a_cut_link_costs_a_transfer_and_no_answer(rig):
     before = await rig.until_idle()
     for link in rig.links.values():
         link.forth.bytes_per_s = 4e6
-    answer = asyncio.create_task(stream(rig.channel, MIDDLE))
+    answer = asyncio.create_task(stream(rig.channel, cold(MIDDLE)))
     rig.links[await bound(rig)].cut()
     rig.clear_up()
     assert same(await answer, golden)
@@ -183,7 +184,7 @@ async def test_case_14_300_cancels_in_mid_transfer_change_nobody_elses_answer(ri
 
     async def cancel(number):
         for _ in range(75):
-            call = rig.call(wish(number, 24, 30))
+            call = rig.call(cold(wish(number, 24, 30)))
             await first_token(call)
             call.cancel()
 
@@ -203,7 +204,7 @@ async def test_case_15_64_prompts_at_once_are_not_mixed_up(rig):
 async def test_case_19_a_prompt_cancelled_before_its_first_token_stops_within_a_chunk(rig, max_tokens):
     """Besides the one that is computed while the cancel is on its way. With one token no decode worker is involved."""
     before = await rig.until_idle()
-    call = rig.call(wish(1, 1024, max_tokens))
+    call = rig.call(cold(wish(1, 1024, max_tokens)))
     start = computed(before, *SOURCES)
     seen = await rig.until(lambda ledgers: computed(ledgers, *SOURCES) > start)
     call.cancel()
@@ -221,7 +222,7 @@ async def test_case_20_blocks_that_a_slow_link_still_reads_are_not_reused_and_al
         await rig.golden(each)
     for link in rig.links.values():
         link.forth.bytes_per_s = 15e6
-    await rig.require_exact(*wishes)
+    await rig.require_exact(*map(cold, wishes))
 
 
 async def test_case_21_three_times_the_blocks_of_the_decode_workers_are_served_in_the_end(rig):
@@ -239,7 +240,7 @@ async def test_case_22_a_decode_worker_waits_for_the_last_block_and_the_client_h
     before = await rig.until_idle()
     for link in rig.links.values():
         link.forth.bytes_per_s = 2.5e6
-    call = rig.call(MIDDLE)
+    call = rig.call(cold(MIDDLE))
     link = rig.links[await bound(rig)]
     await first_token(call)
     link.forth.hold()

@@ -17,7 +17,7 @@ from kvtransfer.greeting import BlockShape, hello
 from kvtransfer.identity import Identity
 from kvtransfer.ticket import mint, seal
 from service.worker_rim import PROTOCOL_VERSION
-from tests.cases.conftest import SOURCES, TARGETS, computed, held, same, wasted, wish
+from tests.cases.conftest import SOURCES, TARGETS, cold, computed, held, same, wasted, wish
 from tests.e2e.conftest import stream
 
 ORPHANS = 10_000
@@ -54,7 +54,7 @@ async def test_a_prefill_worker_frozen_in_a_prompt_costs_no_answer_and_serves_ag
         await rig.golden(each)
     before = await rig.until_idle()
     start = {name: computed(before, name) for name in SOURCES}
-    calls = [asyncio.create_task(stream(rig.channel, LONG))]
+    calls = [asyncio.create_task(stream(rig.channel, cold(LONG)))]
     ledgers = await rig.until(lambda now: any(computed(now, name) > start[name] for name in SOURCES))
     frozen = next(name for name in SOURCES if computed(ledgers, name) > start[name])
     with rig.frozen(frozen):
@@ -82,7 +82,7 @@ async def test_a_decode_worker_frozen_in_mid_stream_costs_no_answer_and_serves_a
 
 async def serves_again(rig, name):
     before = await rig.until_idle()
-    await rig.require_exact(*BESIDE)
+    await rig.require_exact(*map(cold, BESIDE))
     assert computed(await rig.until_idle(), name) > computed(before, name)
 
 
@@ -94,7 +94,7 @@ async def test_a_gateway_killed_in_mid_stream_strands_nothing_at_either_worker(r
     async with grpc.aio.insecure_channel(address) as channel:
         calls = [asyncio.create_task(stream(channel, each)) for each in endless]
         await rig.until(lambda ledgers: held(ledgers, "sequence").keys() & set(TARGETS))
-        calls.append(asyncio.create_task(stream(channel, LONG)))
+        calls.append(asyncio.create_task(stream(channel, cold(LONG))))
         await rig.until(lambda ledgers: held(ledgers, "sequence").keys() & set(SOURCES))
         rig.end("doomed")
         for call in calls:
@@ -149,7 +149,7 @@ class Stranger:
             lease_ms=3_000,
         )
         self._send(ticket, wire.Open(sealed=seal(ticket, self._key)))
-        self._send(ticket, wire.BlockFrame(index=0, digest=bytes(16)), bytes(1024))
+        self._send(ticket, wire.BlockRun(first_index=0, digests=bytes(16)), bytes(1024))
         self._send(ticket, wire.Manifest(num_tokens=20, digest=bytes(16), first_token=7))
 
     def answer(self):

@@ -164,7 +164,7 @@ def wish(prompt, count, at=STARTED_S, **changes):
 
 def world_of(deadline_s=None):
     """A request that queues at the decode worker behind another one. The workers are slower than the gateway."""
-    other, late = wish(PROMPT, 19), wish(PROMPT, COUNT, STARTED_S + 0.004, deadline_s=deadline_s)
+    other, late = wish(PROMPT[::-1], 19), wish(PROMPT, COUNT, STARTED_S + 0.004, deadline_s=deadline_s)
     scenario = quiet([other, late], blocks=8, budget_tokens=CHUNK_TOKENS)
     return World(replace(scenario, lags_s={"p0": 0.004, "d0": 0.004, "g0": 0.0002}))
 

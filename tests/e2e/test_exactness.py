@@ -81,3 +81,18 @@ async def test_an_answer_is_the_same_alone_and_in_a_crowd_whatever_the_chunk(exa
         with running_stack(*flags) as stack:
             async with grpc.aio.insecure_channel(stack.grpc) as channel:
                 assert await watched_answers(channel, others=2) == alone, chunk
+
+
+@pytest.mark.parametrize("length", [47, 48, 49])
+async def test_the_same_prompt_again_counts_what_was_cached_and_is_the_same_answer(exact_stack, length):
+    """Case 58 and case 81: first nothing, then all full blocks before the last token; another salt is cold."""
+    dice = random.Random(f"cached {length}")
+    prompt = [dice.randrange(1000, 40000) for _ in range(length)]
+    asked = spec(prompt, sampling={"max_tokens": 8}, output=WITH_LOGPROBS)
+    salted = spec(prompt, sampling={"max_tokens": 8}, output=WITH_LOGPROBS, cache_salt="another")
+    async with grpc.aio.insecure_channel(exact_stack.grpc) as channel:
+        answers = [await stream(channel, each) for each in (asked, asked, salted)]
+    hit = (length - 1) // 16 * 16
+    assert [answer.usage.cached_tokens for answer in answers] == [0, hit, 0]
+    cold, warm, other = ((answer.token_ids, answer.logprobs) for answer in answers)
+    assert cold == warm == other

@@ -125,6 +125,7 @@ class Gateway:
         await self.say(hello=pb.Hello(**self._hello))
         assert (await self.hear("welcome")).worker_id == "w"
         await self.hear("load")
+        self.snapshot = await self.hear("cache")
         return self
 
     async def say(self, **message):

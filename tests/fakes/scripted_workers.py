@@ -95,6 +95,11 @@ class ScriptedWorker:
     def load(self, **fields):
         self.record.on_message(self._response(load=pb.LoadReport(total_blocks=100, **fields)))
 
+    def tell_cached(self, hashes, sequence=1):
+        """All that it has cached."""
+        events = pb.CacheEvents(sequence=sequence, snapshot=True, added=b"".join(hashes))
+        self.record.on_message(self._response(cache=events))
+
     def answer(self, report):
         """To an audit."""
         self.record.on_message(self._response(audit=report))

@@ -19,6 +19,7 @@ from engine.sampling import Sampler
 from gateway.attempt import Attempt, AttemptLost, Target
 from gateway.journal import Journal
 from gateway.mailbox import Delivery, WorkerLost
+from gateway.prefix_map import PrefixMap
 from gateway.request import Request, Sampling, Stop
 from gateway.router import Route, pick
 from gateway.worker_pool import WorkerRecord, WorkerState
@@ -346,6 +347,7 @@ class World:
             "welcome": welcome,
             "load": WorkerLoad(free_blocks=1, total_blocks=1),
             "picked": 0,
+            "prefixes": PrefixMap(blocks),
             "attachment": wire,
             "_pool": _Pool(),
             "_bookings": {},

@@ -51,7 +51,7 @@ async def attached(address):
 
 async def test_it_introduces_itself_and_passes_messages_both_ways(tmp_path):
     async with serving_rim(tmp_path) as served, attached(served.address) as (attachment, heard):
-        assert await heard.next(2) == ["welcome", "load"]
+        assert await heard.next(3) == ["welcome", "load", "cache"]
         cancel = pb.Cancel(request_id="r", attempt=3)
         attachment.send(pb.PrefillServiceAttachRequest(cancel=cancel))
         assert await served.worker.calls.get() == ("cancel", "g/5", "r", 3)
@@ -62,28 +62,27 @@ async def test_it_dials_until_somebody_is_there_and_again_when_the_stream_breaks
         assert (await heard.queue.get()).startswith("broken: ")
         for _ in range(2):
             async with serving_rim(tmp_path):
-                await heard.until("welcome")
-            assert await heard.queue.get() == "load"
+                await heard.until("cache")
             assert (await heard.queue.get()).startswith("broken: ")
 
 
 async def test_a_stream_that_the_worker_ends_is_broken_too(tmp_path):
     async with serving_rim(tmp_path) as served, attached(served.address) as (_, heard):
-        await heard.next(2)
+        await heard.next(3)
         usurper = await Gateway(served, gateway_epoch=5).attach()
         assert await heard.queue.get() == "broken: the worker ended the stream"
-        assert await heard.next(2) == ["welcome", "load"]
+        assert await heard.next(3) == ["welcome", "load", "cache"]
         assert await usurper.end() == ([], grpc.StatusCode.OK)
 
 
 async def test_what_was_sent_on_a_broken_stream_is_not_sent_on_the_next(tmp_path):
     async with serving_rim(tmp_path) as served, attached(served.address) as (attachment, heard):
-        await heard.next(2)
+        await heard.next(3)
         attachment.send(pb.PrefillServiceAttachRequest(cancel=pb.Cancel(request_id="r" * 200)))
         attachment.send(pb.PrefillServiceAttachRequest(cancel=pb.Cancel(request_id="lost")))
         assert (await heard.queue.get()).startswith("broken: INVALID_ARGUMENT")
         assert await served.worker.calls.get() == ("drop", "g/5")
-        await heard.next(2)
+        await heard.next(3)
         attachment.send(pb.PrefillServiceAttachRequest(cancel=pb.Cancel(request_id="new")))
         assert await served.worker.calls.get() == ("cancel", "g/5", "new", 0)
 

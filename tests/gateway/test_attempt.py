@@ -6,7 +6,7 @@ from types import SimpleNamespace
 import pytest
 
 from gateway.attach import DECODE, PREFILL
-from gateway.attempt import Attempt, AttemptLost, Target
+from gateway.attempt import Attempt, AttemptLost, HandOffLost, Target
 from gateway.journal import Journal
 from gateway.lifecycle import LIVE, Phase
 from gateway.mailbox import DeadlinePassed, Delivery, WorkerLost
@@ -164,7 +164,7 @@ FAILURES = {
     EndCause.EXHAUSTED: Exhausted,
     EndCause.DRAINING: AttemptLost,
     EndCause.DEADLINE: DeadlineExpired,
-    EndCause.TRANSFER_FAILED: AttemptLost,
+    EndCause.TRANSFER_FAILED: HandOffLost,
     EndCause.TICKET_REFUSED: AttemptLost,
     EndCause.INTERNAL: AttemptLost,
 }

@@ -1,5 +1,7 @@
 """Which pair is picked: a table of situations."""
 
+from dataclasses import replace
+
 import pytest
 
 from gateway.router import NoRoute, Route, WorkerView, pick
@@ -31,6 +33,8 @@ P, D = worker("p"), worker("d")
         ([P], [worker("full", sequences=4), worker("half", sequences=3)], ("p", "half")),
         ([P], [worker("small", sequences=2, seats=4), worker("big", sequences=3, seats=8)], ("p", "big")),
         ([P], [worker("a", free_blocks=10), worker("b", free_blocks=11)], ("p", "b")),
+        ([worker("a", free_blocks=10), worker("b", free_blocks=11)], [D], ("b", "d")),
+        ([worker("a", queued_tokens=900), worker("full", free_blocks=0)], [D], ("a", "d")),
         ([P], [worker("a", sequences=7), worker("b", free_blocks=1)], ("p", "a")),
         (
             [worker("a", picked=2), worker("b", picked=1)],
@@ -98,3 +102,71 @@ def test_a_second_attempt_has_neither_worker_of_the_first_where_there_are_others
 def test_an_answer_of_one_token_needs_no_decode_worker():
     assert pick([P], None, tokens=60) == Route(prefill="p", decode=None)
     assert pick([worker("gone", ready=False)], None, tokens=60) == NoRoute(pool="prefill")
+
+
+def test_what_is_cached_makes_up_for_as_much_work_in_the_queue_and_no_more():
+    idle = worker("idle")
+    for queued, best in ((39, "warm"), (41, "idle")):
+        warm = worker("warm", cached_tokens=40, queued_tokens=queued, picked=9)
+        assert pick([idle, warm], [D], tokens=60).prefill == best
+
+
+def test_the_decode_worker_with_least_to_receive_is_picked_among_equals_but_room_counts_more():
+    warm = worker("warm", cached_tokens=64, picked=9)
+    assert pick([P], [worker("idle"), warm], tokens=60).decode == "warm"
+    busier = replace(warm, sequences=1)
+    assert pick([P], [worker("idle"), busier], tokens=60).decode == "idle"
+    assert pick([P], [worker("idle"), replace(busier, cached_tokens=8192)], tokens=60).decode == "warm"
+    assert pick([P], [worker("idle"), replace(warm, free_blocks=40)], tokens=60).decode == "idle"
+
+
+def test_the_pair_is_weighed_together_where_not_all_can_hand_over_to_all():
+    sources = [worker("warm", cached_tokens=60), worker("cold", fingerprint=b"g")]
+    targets = [worker("full", sequences=8), worker("idle", fingerprint=b"g")]
+    assert pick(sources, targets, tokens=60) == Route(prefill="cold", decode="idle")
+    targets[0] = worker("roomy", sequences=0)
+    assert pick(sources, targets, tokens=60) == Route(prefill="warm", decode="roomy")
+
+
+def test_an_answer_of_one_token_goes_where_its_prompt_is_cached():
+    assert pick([P, worker("warm", cached_tokens=16, picked=9)], None, tokens=60).prefill == "warm"
+
+
+def test_a_hot_prefix_is_spread_as_soon_as_its_workers_queue_is_longer_than_the_prefix():
+    """All at once: 1,000 tokens that one worker has, and 100 that are new each time."""
+    queued = {"hot": 0, "b": 0, "c": 0}
+    for number in range(90):
+        views = [
+            worker(name, queued_tokens=tokens, cached_tokens=1000 if name == "hot" else 0, picked=number)
+            for name, tokens in queued.items()
+        ]
+        name = pick(views, [D], tokens=60).prefill
+        queued[name] += 100 if name == "hot" else 1100
+    assert min(queued.values()) > 0
+    assert max(queued.values()) - min(queued.values()) <= 1100
+
+
+def test_a_hot_prefix_is_spread_over_the_decode_workers():
+    running = {"hot": 0, "b": 0}
+    for _ in range(8):
+        views = [
+            worker(name, sequences=count, cached_tokens=1000 if name == "hot" else 0)
+            for name, count in running.items()
+        ]
+        running[pick([P], views, tokens=60).decode] += 1
+    assert running == {"hot": 4, "b": 4}
+
+
+def test_a_pair_that_just_failed_is_picked_only_when_there_is_no_other():
+    broken = [Route(prefill="p", decode="d")]
+    full = worker("e", sequences=8)
+    assert pick([P], [D, full], tokens=60, broken=broken).decode == "e"
+    assert pick([P, worker("q", queued_tokens=9)], [D], tokens=60, broken=broken).prefill == "q"
+    assert pick([P], [D], tokens=60, broken=broken) == broken[0]
+
+
+def test_a_worker_of_an_earlier_attempt_is_better_than_a_pair_that_just_failed():
+    sources, targets = [P, worker("q")], [D, worker("e")]
+    tried, broken = [Route(prefill="p", decode="d")], [Route(prefill="q", decode="e")]
+    route = pick(sources, targets, tokens=60, tried=tried, broken=broken)
+    assert route in (Route(prefill="p", decode="e"), Route(prefill="q", decode="d"))

@@ -5,12 +5,14 @@ import asyncio
 import pytest
 
 from crossdock.worker.v1 import worker_pb2 as pb
+from engine.cache.prefix_chain import PrefixChain
 from gateway.attach import DECODE, PREFILL
 from gateway.mailbox import Mailbox, WorkerLost
+from gateway.request_prefix import RequestPrefix
 from gateway.worker_pool import WorkerState
 from service.orders import AttemptKey
 from service.reports import BadReport, EndCause
-from tests.fakes.scripted_workers import Say, ScriptedWorker, make_pool
+from tests.fakes.scripted_workers import BLOCK_SIZE, Say, ScriptedWorker, make_pool
 
 KEY = AttemptKey(request_id="r", attempt=1)
 
@@ -193,6 +195,40 @@ async def test_nonsense_is_said_to_be_nonsense_and_tells_nobody_anything(output)
     assert await read(mailbox) == [("a", WorkerLost())]
 
 
+def test_what_a_worker_has_cached_of_a_request_is_known_as_long_as_its_stream_lasts():
+    (worker, other) = Scene().workers
+    tokens = tuple(range(11))
+    links = PrefixChain(b"scope", BLOCK_SIZE).links(tokens, 0, 2)
+    prefix = RequestPrefix(b"scope")
+    prefix.grow(tokens)
+    assert worker.record.view(prefix).cached_tokens == 0
+    worker.join()
+    other.join()
+    worker.tell_cached([link.hash for link in links])
+    assert [each.record.view(prefix).cached_tokens for each in (worker, other)] == [2 * BLOCK_SIZE, 0]
+    assert worker.record.view().cached_tokens == 0
+    worker.leave()
+    assert worker.record.view(prefix).cached_tokens == 0
+    worker.join(epoch=8)
+    assert worker.record.view(prefix).cached_tokens == 0
+    worker.tell_cached([links[0].hash])
+    assert worker.record.view(prefix).cached_tokens == BLOCK_SIZE
+
+
+def test_a_worker_is_believed_no_more_prefixes_than_it_has_blocks():
+    (worker, _) = Scene().workers
+    worker.join(total_blocks=3)
+    worker.tell_cached([bytes([number]) * 16 for number in range(9)])
+    assert len(worker.record.prefixes) == 3
+
+
+def test_hashes_that_are_none_are_nonsense():
+    (worker, _) = Scene().workers
+    worker.join()
+    with pytest.raises(BadReport):
+        worker.tell_cached([b"short"])
+
+
 @pytest.mark.parametrize(
     "message",
     [
@@ -203,6 +239,9 @@ async def test_nonsense_is_said_to_be_nonsense_and_tells_nobody_anything(output)
         pb.DecodeServiceAttachResponse(audit=pb.AuditReport(query_id=2**64 - 1)),
         pb.DecodeServiceAttachResponse(load=pb.LoadReport(free_blocks=2**32 - 1)),
         pb.DecodeServiceAttachResponse(welcome=pb.Welcome()),
+        pb.DecodeServiceAttachResponse(cache=pb.CacheEvents()),
+        pb.DecodeServiceAttachResponse(cache=pb.CacheEvents(snapshot=True, added=bytes(160))),
+        pb.DecodeServiceAttachResponse(cache=pb.CacheEvents(sequence=2**64 - 1, removed=bytes(16))),
     ],
 )
 def test_odd_messages_before_and_after_the_introduction_do_no_harm(message):

@@ -84,7 +84,7 @@ class Clock:
 class MemoryPair:
     """A source and a target without threads: `run` gives both their turns and moves the clock."""
 
-    def __init__(self, world: World, script, capacity_packets, target_limits, layout) -> None:
+    def __init__(self, world: World, script, capacity_packets, run_blocks, target_limits, layout) -> None:
         self.world = world
         self.clock = Clock()
         self.network = MemoryNetwork(script, capacity_packets)
@@ -110,7 +110,7 @@ class MemoryPair:
             transport=self.network.source(),
             emit=self.source_events.append,
             clock=self.clock,
-            limits=SourceLimits(),
+            limits=SourceLimits(run_bytes_max=run_blocks * world.layout.block_bytes()),
         )
 
     def expect(self, ticket: Ticket) -> None:
@@ -278,12 +278,14 @@ def world() -> World:
 
 @pytest.fixture
 def memory_pair(world):
-    """Makes a MemoryPair; script: what becomes of each packet."""
+    """Makes a MemoryPair; script: what becomes of each packet. run_blocks: in one message, at most."""
 
-    def make(script=deliver, capacity_packets=64, window_blocks=4, layout=None, **limits) -> MemoryPair:
+    def make(
+        script=deliver, capacity_packets=64, window_blocks=4, run_blocks=1, layout=None, **limits
+    ) -> MemoryPair:
         window_bytes = window_blocks * world.layout.block_bytes()
         target_limits = TargetLimits(window_bytes=window_bytes, **limits)
-        return MemoryPair(world, script, capacity_packets, target_limits, layout)
+        return MemoryPair(world, script, capacity_packets, run_blocks, target_limits, layout)
 
     return make
 

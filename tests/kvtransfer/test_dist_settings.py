@@ -35,7 +35,7 @@ def test_what_is_no_endpoint_of_a_pair_is_left_to_the_carrier():
         Join(backend="gloo", block_bytes=1),
         Entry(key="0/1", value=bytes(4096)),
         Joined(),
-        Ready(number=2**64 - 1, payload_bytes=2**32 - 1, header=b"h"),
+        Ready(number=2**64 - 1, count=64, payload_bytes=2**32 - 1, header=b"h"),
         Leave(),
     ],
 )

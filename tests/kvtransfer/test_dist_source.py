@@ -31,14 +31,14 @@ class Both:
         return self.source.dial(ENDPOINT, self.world.source, self.world.target)
 
     def until(self, condition) -> None:
-        """Both ends work until the condition holds. Blocks arrive as (header, copy of the payload)."""
+        """Both ends work until the condition holds. Blocks arrive as (header, copy of the payloads)."""
         deadline = time.monotonic() + WAIT_S
         while not condition():
             assert time.monotonic() < deadline, "nothing happens"
             self.source.wait(0.01)
             while (arrival := self.target.receive()) is not None:
-                copied = getattr(arrival, "payload", None)
-                self.arrivals.append(arrival if copied is None else (arrival.header, bytes(copied)))
+                copied = b"".join(getattr(arrival, "payloads", ()))
+                self.arrivals.append((arrival.header, copied) if copied else arrival)
 
     def up(self):
         connection = self.dial()
@@ -68,7 +68,9 @@ def test_payloads_arrive_with_their_headers_and_memory_is_given_back_once(both):
     for number in range(10):
         block = memoryview(bytearray(payload(number)))
         header = f"h{number}".encode()
-        ends.until(lambda header=header, block=block: connection.send(header, block, lambda: reads.append(1)))
+        ends.until(
+            lambda header=header, block=block: connection.send(header, (block,), lambda: reads.append(1))
+        )
     ends.until(lambda: len(ends.arrivals) == 10 == len(reads))
     assert ends.arrivals == [(f"h{number}".encode(), payload(number)) for number in range(10)]
 
@@ -79,12 +81,12 @@ def test_a_full_connection_takes_no_more_until_something_was_read(both):
     reads = []
     block = memoryview(bytearray(BLOCK_BYTES))
     sent = 0
-    while connection.send(b"h", block, lambda: reads.append(1)):
+    while connection.send(b"h", (block,), lambda: reads.append(1)):
         sent += 1
     assert sent == WINDOW_BLOCKS
     ends.wires.permits.release(100)
     ends.until(lambda: reads)
-    assert connection.send(b"h", block, lambda: None)
+    assert connection.send(b"h", (block,), lambda: None)
 
 
 def test_memory_is_given_back_only_when_the_group_is_gone(both):
@@ -92,7 +94,7 @@ def test_memory_is_given_back_only_when_the_group_is_gone(both):
     connection = ends.up()
     reads = []
     block = memoryview(bytearray(BLOCK_BYTES))
-    assert connection.send(b"h", block, lambda: reads.append(ends.wires.count("destroyed")))
+    assert connection.send(b"h", (block,), lambda: reads.append(ends.wires.count("destroyed")))
     ends.wires.wait_for("wait", 0)
     ends.wires.breaks_at = 0
     ends.cut()
@@ -107,7 +109,7 @@ def test_memory_is_given_back_only_when_the_group_is_gone(both):
 def test_closing_the_source_waits_for_what_is_being_read(both):
     ends = both(move_at_once=False)
     connection = ends.up()
-    assert connection.send(b"h", memoryview(bytearray(BLOCK_BYTES)), lambda: None)
+    assert connection.send(b"h", [memoryview(bytearray(BLOCK_BYTES))], lambda: None)
     ends.wires.wait_for("wait", 0)
     closing = threading.Thread(target=ends.source.close)
     closing.start()
@@ -124,7 +126,7 @@ def test_an_endpoint_whose_pair_broke_is_left_alone_for_a_while(both):
     ends.wires.breaks_at = 0
     connection = ends.up()
     reads = []
-    assert connection.send(b"h", memoryview(bytearray(BLOCK_BYTES)), lambda: reads.append(1))
+    assert connection.send(b"h", [memoryview(bytearray(BLOCK_BYTES))], lambda: reads.append(1))
     ends.until(lambda: connection.receive() or connection.status() is LinkStatus.LOST)
     ends.until(lambda: reads)
     with pytest.raises(ValueError, match="failed"):
@@ -138,7 +140,7 @@ def test_the_loss_of_the_carrier_is_not_held_against_the_pair(both):
     ends = both(move_at_once=False)
     connection = ends.up()
     reads = []
-    assert connection.send(b"h", memoryview(bytearray(BLOCK_BYTES)), lambda: reads.append(1))
+    assert connection.send(b"h", [memoryview(bytearray(BLOCK_BYTES))], lambda: reads.append(1))
     ends.wires.wait_for("send", 0)
     ends.wires.breaks_at = 0
     ends.cut()

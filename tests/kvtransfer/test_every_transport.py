@@ -41,6 +41,20 @@ def test_bytes_land_equal_and_events_come_in_order(world, ends, kind, large):
         assert on_target.names(ticket) == ["Opened", "Received", "Closed"]
 
 
+@pytest.mark.parametrize("first_block", [3, 5])
+def test_what_the_target_holds_does_not_travel(world, ends, kind, large, first_block):
+    target, on_target = ends.new_target(kind=kind, layout=large)
+    source, on_source = ends.new_source(kind=kind, layout=large)
+    ticket = world.ticket(blocks=5, first_block=first_block, layout=large)
+    target.expect(ticket)
+    sent = send_all(world, source, ticket, target.endpoints(), large)
+    assert len(sent) == 5 - first_block
+    assert receive_all(target, on_target, ticket, large) == sent
+    on_source.wait("Closed", ticket)
+    assert on_source.names(ticket) == ["Committed", "Closed"]
+    assert source.counters().get("blocks_sent", 0) == target.counters().get("blocks_placed", 0) == len(sent)
+
+
 def test_an_address_where_another_process_listens_is_passed_over(world, ends, kind, large):
     wrong, _ = ends.new_target(kind=kind, layout=large, identity=OTHER)
     target, on_target = ends.new_target(kind=kind, layout=large)

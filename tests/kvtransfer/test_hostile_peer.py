@@ -19,11 +19,11 @@ class Intruder:
         world = pair.world
         self._connection = pair.network.source().dial("memory", identity or world.source, world.target)
 
-    def say(self, envelope, payload=None) -> None:
-        self.shout(wire.encode(envelope), payload)
+    def say(self, envelope, *payloads) -> None:
+        self.shout(wire.encode(envelope), *payloads)
 
-    def shout(self, header: bytes, payload=None) -> None:
-        assert self._connection.send(header, payload, lambda: None)
+    def shout(self, header: bytes, *payloads) -> None:
+        assert self._connection.send(header, payloads)
         self._pair.target.turn(0)
 
     def greet(self, source_epoch=11, target_epoch=22, **changes) -> wire.Message:
@@ -44,8 +44,8 @@ class Intruder:
 
     def send_block(self, ticket, index=0, payload=None, digest=None, **fences) -> None:
         payload = bytes(self._pair.world.layout.block_bytes()) if payload is None else payload
-        frame = wire.BlockFrame(index=index, digest=digest or block_digest(payload))
-        self.say(replace(wire.for_ticket(ticket, frame), **fences), memoryview(payload))
+        run = wire.BlockRun(first_index=index, digests=digest or block_digest(payload))
+        self.say(replace(wire.for_ticket(ticket, run), **fences), memoryview(payload))
 
     def hear(self) -> wire.Message | None:
         last = None
@@ -225,7 +225,7 @@ def test_a_block_before_the_places_are_bound_is_not_placed(world, pair):
     owner.greet()
     owner.open(ticket)
     owner.send_block(ticket)
-    assert pair.target.counters() == {"unexpected_blockframe": 1}
+    assert pair.target.counters() == {"unexpected_blockrun": 1}
 
 
 def test_a_peer_that_talks_garbage_is_ignored_and_nobody_else_is(world, pair):
@@ -242,13 +242,15 @@ def test_a_peer_that_talks_garbage_is_ignored_and_nobody_else_is(world, pair):
     assert pair.names(pair.source_events, ticket) == ["Committed", "Closed"]
 
 
-def test_a_message_of_the_wrong_direction_or_with_a_surplus_payload_is_malformed(world, pair):
+def test_a_message_of_the_wrong_direction_or_with_too_few_or_too_many_payloads_is_malformed(world, pair):
     ticket = world.ticket()
     intruder = Intruder(pair)
     intruder.say(wire.for_ticket(ticket, wire.Committed()))
     intruder.say(wire.for_ticket(ticket, wire.Abort(reason=Reason.CANCELLED)), memoryview(b"x"))
-    intruder.say(wire.for_ticket(ticket, wire.BlockFrame(index=0, digest=bytes(16))))
-    assert pair.target.counters() == {"malformed": 3}
+    two = wire.for_ticket(ticket, wire.BlockRun(first_index=0, digests=bytes(32)))
+    for surplus in (0, 1, 3):
+        intruder.say(two, *[memoryview(b"x")] * surplus)
+    assert pair.target.counters() == {"malformed": 5}
 
 
 def test_many_new_peers_do_not_push_out_one_at_work(world, pair):

@@ -10,7 +10,7 @@ from kvtransfer.errors import Reason, WireError
 
 
 def is_block(packet) -> bool:
-    return packet.payload is not None
+    return bool(packet.payloads)
 
 
 def message_of(packet):
@@ -21,9 +21,11 @@ def message_of(packet):
 
 
 def flipped(packet, bit=0):
-    damaged = bytearray(packet.payload)
+    """With one bit changed: of the last of its blocks."""
+    *others, last = packet.payloads
+    damaged = bytearray(last)
     damaged[bit // 8] ^= 1 << bit % 8
-    return replace(packet, payload=memoryview(damaged))
+    return replace(packet, payloads=(*others, memoryview(damaged)))
 
 
 def once(condition, effect):
@@ -79,7 +81,8 @@ def test_many_transfers_share_one_link(world, memory_pair):
         assert_handed_over(pair, ticket, sent)
 
 
-def test_no_more_than_the_window_is_under_way(world, memory_pair):
+@pytest.mark.parametrize("run_blocks", [1, 2, 8])
+def test_no_more_than_the_window_is_under_way(world, memory_pair, run_blocks):
     under_way = []
 
     def script(packet):
@@ -88,7 +91,7 @@ def test_no_more_than_the_window_is_under_way(world, memory_pair):
             under_way.append(sent - pair.target.counters().get("blocks_placed", 0))
         return (packet,)
 
-    pair = memory_pair(script, window_blocks=3)
+    pair = memory_pair(script, window_blocks=3, run_blocks=run_blocks)
     ticket = world.ticket(blocks=20)
     blocks = pair.hand_over(ticket)
     pair.run_to_close(ticket)
@@ -96,8 +99,9 @@ def test_no_more_than_the_window_is_under_way(world, memory_pair):
     assert max(under_way) == 3
 
 
-def test_a_damaged_block_is_sent_once_more(world, memory_pair):
-    pair = memory_pair(once(is_block, lambda packet: (flipped(packet, 77),)))
+@pytest.mark.parametrize("run_blocks", [1, 3])
+def test_a_damaged_block_is_sent_once_more_and_alone(world, memory_pair, run_blocks):
+    pair = memory_pair(once(is_block, lambda packet: (flipped(packet, 77),)), run_blocks=run_blocks)
     ticket = world.ticket()
     blocks = pair.hand_over(ticket)
     pair.run_to_close(ticket)
@@ -109,7 +113,7 @@ def test_a_damaged_block_is_sent_once_more(world, memory_pair):
 def test_a_block_damaged_twice_ends_the_transfer(world, memory_pair):
     def script(packet):
         message = message_of(packet)
-        return (flipped(packet),) if is_block(packet) and message.index == 2 else (packet,)
+        return (flipped(packet),) if is_block(packet) and message.first_index == 2 else (packet,)
 
     pair = memory_pair(script)
     ticket = world.ticket()
@@ -120,7 +124,7 @@ def test_a_block_damaged_twice_ends_the_transfer(world, memory_pair):
     assert {each.reason for each in pair.source_events if isinstance(each, events.Failed)} == {Reason.DAMAGED}
 
 
-@pytest.mark.parametrize("kind", [wire.Open, wire.Grant, wire.BlockFrame, wire.Manifest, wire.Committed])
+@pytest.mark.parametrize("kind", [wire.Open, wire.Grant, wire.BlockRun, wire.Manifest, wire.Committed])
 def test_one_lost_message_of_any_kind_is_made_good(world, memory_pair, kind):
     pair = memory_pair(once(lambda packet: isinstance(message_of(packet), kind), lambda packet: ()))
     ticket = world.ticket()
@@ -177,16 +181,16 @@ def test_on_a_bad_network_a_transfer_is_exact_or_failed_and_always_closed(world,
         if roll < 0.2:
             return (replace(packet, delay=1 + chance.randrange(6)),)
         if roll < 0.24 and is_block(packet):
-            return (flipped(packet, chance.randrange(8 * len(packet.payload))),)
+            return (flipped(packet, chance.randrange(8 * len(packet.payloads[-1]))),)
         if roll < 0.27:
             header = bytearray(packet.header)
             header[chance.randrange(len(header))] ^= 1 << chance.randrange(8)
             return (replace(packet, header=bytes(header)),)
         if roll < 0.28 and is_block(packet):
-            return (replace(packet, payload=packet.payload[:-1]),)
+            return (replace(packet, payloads=(packet.payloads[0][:-1], *packet.payloads[1:])),)
         return (packet,)
 
-    pair = memory_pair(script)
+    pair = memory_pair(script, run_blocks=1 + seed % 3)
     tickets = [world.ticket(blocks=6, first_block=chance.randrange(4)) for _ in range(3)]
     blocks = [pair.hand_over(ticket) for ticket in tickets]
     assert pair.run(lambda: all("Closed" in pair.names(pair.source_events, each) for each in tickets))

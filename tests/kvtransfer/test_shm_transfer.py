@@ -4,13 +4,14 @@ import multiprocessing
 import os
 import signal
 import socket
+import struct
 
 import pytest
 
-from kvtransfer import shm_transport, wire
+from kvtransfer import shm_transport
 from kvtransfer.assembly import TransportWishes, source_transport, target_transport
 from kvtransfer.errors import BindRefused, Reason
-from kvtransfer.shm_ring import attach, new_ring, pack_freed, pack_message, unpack
+from kvtransfer.shm_ring import PACKET_BYTES_MAX, attach, new_ring, pack, unpack
 from kvtransfer.shm_transport import ShmSourceTransport, ShmTargetTransport
 from kvtransfer.transport import LinkStatus, PeerGone
 from tests.kvtransfer.conftest import SOURCE, TARGET, Ends, World, bind_places, receive_all, send_all
@@ -93,27 +94,42 @@ def test_a_block_may_be_changed_as_soon_as_it_was_read_although_the_target_has_n
     connection = connected(source, target)
     block = bytearray(b"a" * BLOCK_BYTES)
     read = []
-    assert connection.send(b"header", memoryview(block), lambda: read.append(True))
+    assert connection.send(b"header", [memoryview(block)], lambda: read.append(True))
     assert not read
     source.wait(10)
     assert read == [True]
     block[:] = b"b" * BLOCK_BYTES
     (arrival,) = arrivals(target, len)
-    assert (arrival.header, bytes(arrival.payload)) == (b"header", b"a" * BLOCK_BYTES)
+    assert (arrival.header, [*map(bytes, arrival.payloads)]) == (b"header", [b"a" * BLOCK_BYTES])
+
+
+def test_several_blocks_take_a_slot_each_and_are_lent_and_freed_together(source, name):
+    block_bytes = shm_transport.STAGING_BYTES // 4
+    target = ShmTargetTransport(name, block_bytes)
+    connection = connected(source, target)
+    blocks = [memoryview(bytes([number]) * block_bytes) for number in range(5)]
+    for _ in range(5):
+        assert connection.send(b"header", blocks[:3]) and not connection.send(b"header", blocks[:3])
+        (arrival,) = arrivals(target, len)
+        assert arrival.payloads == tuple(blocks[:3])
+        source.wait(10)
+        assert connection.receive() is None
+    assert not connection.send(b"header", blocks) and connection.status() is LinkStatus.LOST
+    target.close()
 
 
 def test_a_source_stops_when_the_ring_is_full_and_goes_on_when_slots_are_freed(source, target):
     connection = connected(source, target)
     block = memoryview(bytes(BLOCK_BYTES))
     sent = 0
-    while connection.send(b"header", block, lambda: None):
+    while connection.send(b"header", [block]):
         sent += 1
     assert sent * BLOCK_BYTES <= shm_transport.STAGING_BYTES
     first = arrivals(target, lambda seen: len(seen) >= sent)
     assert len(first) == sent
     source.wait(10)
     assert connection.receive() is None
-    assert connection.send(b"header", block, lambda: None)
+    assert connection.send(b"header", [block])
 
 
 def test_a_slot_is_not_written_again_while_the_target_may_still_read_it(source, name):
@@ -125,7 +141,7 @@ def test_a_slot_is_not_written_again_while_the_target_may_still_read_it(source, 
     def fill_the_ring():
         nonlocal number
         assert connection.receive() is None
-        while connection.send(b"h", memoryview(bytes([number]) * shm_transport.STAGING_BYTES), lambda: None):
+        while connection.send(b"h", [memoryview(bytes([number]) * shm_transport.STAGING_BYTES)]):
             number = next(numbers)
 
     fill_the_ring()
@@ -133,7 +149,7 @@ def test_a_slot_is_not_written_again_while_the_target_may_still_read_it(source, 
         while (arrival := target.receive()) is None:
             target.wait(10)
         fill_the_ring()
-        assert arrival.payload[0] == arrival.payload[-1] == expected
+        assert arrival.payloads[0][0] == arrival.payloads[0][-1] == expected
     target.close()
 
 
@@ -142,11 +158,13 @@ def test_a_slot_is_not_written_again_while_the_target_may_still_read_it(source, 
     [
         b"",
         b"\0\0",
-        pack_message(b"header", 2**31),
-        pack_message(b"header", shm_transport.STAGING_BYTES // BLOCK_BYTES),
-        pack_message(bytes(wire.HEADER_BYTES_MAX + 1)),
+        pack(b"header", [2**31]),
+        pack(b"header", [0, shm_transport.STAGING_BYTES // BLOCK_BYTES]),
+        pack(b"", range(5))[:-1],
+        struct.pack("!I", 2**32 - 1),
+        bytes(PACKET_BYTES_MAX + 1),
     ],
-    ids=["nothing", "runt", "no such slot", "just behind the ring", "too long"],
+    ids=["nothing", "runt", "no such slot", "just behind the ring", "fewer", "far fewer", "too long"],
 )
 def test_a_source_that_breaks_the_rules_is_cut_off_and_no_other(target, source, name, packet):
     raw = Raw(name)
@@ -157,7 +175,7 @@ def test_a_source_that_breaks_the_rules_is_cut_off_and_no_other(target, source, 
     (gone,) = arrivals(target, len)
     assert isinstance(gone, PeerGone)
     assert raw.is_cut_off()
-    assert connection.send(b"header", None, None)
+    assert connection.send(b"header")
     assert [arrival.header for arrival in arrivals(target, len)] == [b"header"]
 
 
@@ -167,7 +185,7 @@ def test_a_source_that_uses_one_slot_again_and_again_makes_nothing_grow(target, 
     raw.attach()
     for _ in range(100):
         for _ in range(50):
-            raw.socket.send(pack_message(b"header", 0))
+            raw.socket.send(pack(b"header", [0, 0]))
         arrivals(target, lambda seen: len(seen) >= 50)
     raw.socket.setblocking(False)
     told = 0
@@ -176,7 +194,7 @@ def test_a_source_that_uses_one_slot_again_and_again_makes_nothing_grow(target, 
             told += len(packet)
     except BlockingIOError:
         pass
-    assert told <= 100 * 51 * len(pack_freed([0]))
+    assert told <= 100 * 51 * len(pack(b"", [0]))
 
 
 def shrinkable():
@@ -231,9 +249,9 @@ def test_a_target_that_frees_what_was_not_taken_is_given_up(source, name, freed)
         os.close(descriptor)
         source.wait(10)
         assert connection.status() is LinkStatus.UP
-        assert connection.send(b"header", memoryview(bytes(BLOCK_BYTES)), lambda: None)
-        slot, _ = unpack(memoryview(accepted.recv(100)))
-        accepted.send(pack_freed(freed if freed != [3] else [slot, slot]))
+        assert connection.send(b"header", [memoryview(bytes(BLOCK_BYTES))])
+        (slot,), _ = unpack(memoryview(accepted.recv(100)))
+        accepted.send(pack(b"", freed if freed != [3] else [slot, slot]))
         source.wait(10)
         assert connection.receive() is None
         assert connection.status() is LinkStatus.LOST
@@ -369,6 +387,7 @@ def test_a_target_that_is_killed_leaves_nothing_behind(world, ends, child, tmp_p
     process.join()
     assert on_source.wait("Failed", ticket).reason is Reason.PEER_LOST
     on_source.wait("Closed", ticket)
+    process.join()
     assert rings_mapped() == rings
     assert sorted(os.listdir("/dev/shm")) == files
     with open("/proc/net/unix", encoding="utf-8") as sockets:

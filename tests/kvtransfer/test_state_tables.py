@@ -6,7 +6,7 @@ from itertools import product
 import pytest
 
 from kvtransfer import events, incoming, outgoing, wire
-from kvtransfer.actions import Emit, Send
+from kvtransfer.actions import Count, Emit, Place, Send, TargetAction
 from kvtransfer.digest import block_digest, manifest_digest
 from kvtransfer.errors import IllegalTransition, Reason
 from kvtransfer.incoming import IncomingTransfer
@@ -28,7 +28,7 @@ def digests(count=BLOCKS) -> list[bytes]:
 def outgoing_in(world, state, pushed) -> OutgoingTransfer:
     """A transfer in `state` with so many blocks pushed; one read is under way where there can be one."""
     states = outgoing.State
-    transfer = OutgoingTransfer(world.ticket(blocks=BLOCKS), b"sealed", BLOCK_BYTES, 0.0)
+    transfer = OutgoingTransfer(world.ticket(blocks=BLOCKS), b"sealed", BLOCK_BYTES, 1, 0.0)
     transfer.start(0.0)
     if state in (states.SEALED, states.COMMITTED):
         pushed = BLOCKS
@@ -86,14 +86,25 @@ def manifest(transfer) -> wire.Manifest:
     return wire.Manifest(num_tokens=transfer.ticket.num_tokens, digest=digest, first_token=7)
 
 
-def block(index) -> wire.BlockFrame:
-    return wire.BlockFrame(index=index, digest=digests()[index])
+def run(*indices) -> wire.BlockRun:
+    """Of blocks that follow each other."""
+    return wire.BlockRun(first_index=indices[0], digests=b"".join(digests()[index] for index in indices))
 
 
-def place(transfer, index) -> None:
-    """The block comes, and is written as it came."""
-    transfer.block(block(index), content(index), 0.0)
-    transfer.placed(block(index), digests()[index], 0.0)
+def placing(*indices) -> Place:
+    """What a run asks for."""
+    return Place(
+        indices=indices,
+        digests=tuple(digests()[index] for index in indices),
+        payloads=tuple(content(index) for index in indices),
+    )
+
+
+def place(transfer, *indices) -> list[TargetAction]:
+    """The blocks come, and are written as they came. What is to be done then."""
+    contents = [content(index) for index in indices]
+    assert transfer.blocks(run(*indices), contents, 0.0) == [placing(*indices)]
+    return transfer.placed(placing(*indices), [digests()[index] for index in indices], 0.0)
 
 
 def incoming_in(world, state) -> IncomingTransfer:
@@ -120,8 +131,8 @@ def incoming_in(world, state) -> IncomingTransfer:
 INCOMING_EVENTS = {
     incoming.Event.OPEN: lambda transfer: transfer.opened(PEER, 1.0),
     incoming.Event.BIND: lambda transfer: transfer.bind(1.0),
-    incoming.Event.BLOCK: lambda transfer: transfer.block(block(1), content(1), 1.0),
-    incoming.Event.PLACED: lambda transfer: transfer.placed(block(1), digests()[1], 1.0),
+    incoming.Event.BLOCKS: lambda transfer: transfer.blocks(run(1), [content(1)], 1.0),
+    incoming.Event.PLACED: lambda transfer: transfer.placed(placing(1), [digests()[1]], 1.0),
     incoming.Event.MANIFEST: lambda transfer: transfer.manifest(manifest(transfer), 1.0),
     incoming.Event.COMMIT: lambda transfer: transfer.commit(1.0),
     incoming.Event.WITHDRAW: lambda transfer: transfer.withdraw(Reason.WITHDRAWN, 1.0),
@@ -149,7 +160,7 @@ def test_every_incoming_event_is_taken_from_outside_or_made_inside():
 
 
 def test_source_sends_only_within_the_grant(world):
-    transfer = OutgoingTransfer(world.ticket(blocks=BLOCKS), b"sealed", BLOCK_BYTES, 0.0)
+    transfer = OutgoingTransfer(world.ticket(blocks=BLOCKS), b"sealed", BLOCK_BYTES, 1, 0.0)
     assert sent_indices(transfer.push(0, digests(), 0.0)) == []
     assert sent_indices(transfer.granted(BLOCK_BYTES * 2 - 1, 0.0)) == [0]
     assert sent_indices(transfer.granted(BLOCK_BYTES, 0.0)) == []
@@ -164,7 +175,7 @@ def test_source_sends_a_block_again_once_however_often_it_is_asked(world):
 
 
 def test_source_without_credit_for_a_lease_gives_up(world):
-    transfer = OutgoingTransfer(world.ticket(blocks=BLOCKS, lease_ms=1000), b"sealed", BLOCK_BYTES, 0.0)
+    transfer = OutgoingTransfer(world.ticket(blocks=BLOCKS, lease_ms=1000), b"sealed", BLOCK_BYTES, 1, 0.0)
     transfer.push(0, digests(), 0.0)
     transfer.granted(BLOCK_BYTES, 0.0)
     for tenth in range(1, 10):
@@ -212,14 +223,57 @@ def test_the_last_grant_is_announced_at_once_however_small_it_is(world):
     transfer.opened(PEER, 0.0)
     (first,) = transfer.bind(0.0)
     assert first.message == wire.Grant(total_bytes=window * BLOCK_BYTES)
-    transfer.block(block(0), content(0), 0.0)
-    sent = [each.message for each in transfer.placed(block(0), digests()[0], 0.0) if isinstance(each, Send)]
+    sent = [each.message for each in place(transfer, 0) if isinstance(each, Send)]
     assert sent == [wire.Grant(total_bytes=blocks * BLOCK_BYTES)]
-    transfer.block(block(1), content(1), 0.0)
-    assert not any(isinstance(each, Send) for each in transfer.placed(block(1), digests()[1], 0.0))
+    assert not any(isinstance(each, Send) for each in place(transfer, 1))
+
+
+def test_source_puts_blocks_that_follow_each_other_into_one_message_as_far_as_credit_and_its_size_go(world):
+    transfer = OutgoingTransfer(world.ticket(blocks=9), b"sealed", BLOCK_BYTES, 3, 0.0)
+    transfer.push(0, digests(9), 0.0)
+    assert sent_runs(transfer.granted(BLOCK_BYTES * 8, 0.0)) == [[0, 1, 2], [3, 4, 5], [6, 7]]
+    assert sent_runs(transfer.granted(BLOCK_BYTES * 99, 0.0)) == [[8]]
+    assert sent_runs(transfer.resend((1, 2, 5, 7, 8), 0.0)) == [[1, 2], [5], [7, 8]]
+    transfer.cancel(0.0)
+    closings = [transfer.read_done(0.0) for _ in range(4 + 3)]
+    assert [bool(each) for each in closings] == [False] * 6 + [True]
+
+
+def test_target_counts_each_block_of_a_run_by_itself_and_places_those_that_fit(world):
+    ticket = world.ticket(blocks=BLOCKS, first_block=1)
+    transfer = IncomingTransfer(ticket, BLOCK_BYTES, BLOCK_BYTES * 9, 0.0)
+    transfer.opened(PEER, 0.0)
+    transfer.bind(0.0)
+    short = content(1)[:-1]
+    actions = transfer.blocks(run(0, 1, 2), [content(0), short, content(2)], 0.0)
+    assert actions == [Count(name="index_out_of_range"), Count(name="wrong_size"), placing(2)]
+    transfer.placed(placing(2), [digests()[2]], 0.0)
+    assert transfer.blocks(run(1, 2), [content(1), content(2)], 0.0) == [
+        Count(name="duplicate_block"),
+        placing(1),
+    ]
+
+
+def test_target_keeps_what_is_whole_of_a_run_and_asks_for_the_rest(world):
+    transfer = IncomingTransfer(world.ticket(blocks=BLOCKS), BLOCK_BYTES, BLOCK_BYTES * 9, 0.0)
+    transfer.opened(PEER, 0.0)
+    transfer.bind(0.0)
+    damaged = transfer.placed(placing(0, 1, 2), [bytes(16), digests()[1], bytes(16)], 0.0)
+    assert [each.message for each in damaged if isinstance(each, Send)] == [
+        wire.Grant(total_bytes=(BLOCKS + 2) * BLOCK_BYTES),
+        wire.Resend(indices=(0, 2)),
+    ]
+    assert [each for each in damaged if isinstance(each, Count)] == [
+        Count(name="blocks_placed", count=1),
+        Count(name="damaged_block", count=2),
+    ]
+    failed = [each.event for each in transfer.placed(placing(2), [bytes(16)], 0.0) if isinstance(each, Emit)]
+    assert failed[0].reason is Reason.DAMAGED
 
 
 def sent_indices(actions) -> list[int]:
-    return [
-        each.payload_index for each in actions if isinstance(each, Send) and each.payload_index is not None
-    ]
+    return [index for each in actions if isinstance(each, Send) for index in each.payload_indices]
+
+
+def sent_runs(actions) -> list[list[int]]:
+    return [list(each.payload_indices) for each in actions if isinstance(each, Send) and each.payload_indices]

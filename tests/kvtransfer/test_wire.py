@@ -28,7 +28,9 @@ MESSAGES = st.one_of(
     st.builds(wire.HelloRefused, fields=st.lists(NAMES, max_size=64).map(tuple)),
     st.builds(wire.Open, sealed=st.binary(min_size=1, max_size=1024)),
     st.builds(wire.Grant, total_bytes=st.integers(0, 2**63 - 1)),
-    st.builds(wire.BlockFrame, index=U32, digest=DIGESTS),
+    st.builds(
+        wire.BlockRun, first_index=U32, digests=st.lists(DIGESTS, min_size=1, max_size=64).map(b"".join)
+    ),
     st.builds(wire.Resend, indices=st.lists(U32, max_size=50).map(tuple)),
     st.builds(wire.Manifest, num_tokens=st.integers(1, U32_MAX), digest=DIGESTS, first_token=U32),
     st.builds(wire.Committed),
@@ -131,8 +133,11 @@ def test_missing_and_additional_fields_are_refused():
         wire.HelloRefused(fields=("x" * 65,)),
         wire.Refused(reason=Reason.SPENT, detail="x" * 513),
         wire.Hello(layout=(("a", "b"),) * 33, fingerprint=bytes(32), source_id="s", target_id="t"),
-        wire.BlockFrame(index=2**32, digest=bytes(16)),
-        wire.BlockFrame(index=0, digest=bytes(15)),
+        wire.BlockRun(first_index=2**32, digests=bytes(16)),
+        wire.BlockRun(first_index=0, digests=bytes(15)),
+        wire.BlockRun(first_index=0, digests=bytes(33)),
+        wire.BlockRun(first_index=0, digests=b""),
+        wire.BlockRun(first_index=0, digests=bytes(16 * 65)),
     ],
 )
 def test_a_message_over_its_limits_is_refused_on_the_way_out_and_on_the_way_in(message):

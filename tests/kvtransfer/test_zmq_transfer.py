@@ -84,7 +84,7 @@ def test_a_block_that_waits_in_a_socket_counts_as_being_read(world, ends, large,
     endpoint = reluctant_target.getsockopt(zmq.LAST_ENDPOINT).decode()
     blocks = send_all(world, source, ticket, (endpoint,), large)
     take_up(reluctant_target)
-    header, payload = reluctant_target.recv_multipart()[1:]
+    header, *payloads = reluctant_target.recv_multipart()[1:]
 
     def let_source_work(rounds):
         """A transfer that fails at once shows that the source's thread has come round."""
@@ -100,10 +100,9 @@ def test_a_block_that_waits_in_a_socket_counts_as_being_read(world, ends, large,
         for block in blocks:
             block[:] = bytes(len(block))
     while not isinstance(wire.decode(header).message, wire.Abort):
-        frame = wire.decode(header).message
-        assert not isinstance(frame, wire.BlockFrame) or block_digest(payload) == frame.digest
+        if isinstance(run := wire.decode(header).message, wire.BlockRun):
+            assert b"".join(map(block_digest, payloads)) == run.digests
         header, *payloads = reluctant_target.recv_multipart()[1:]
-        payload = payloads[0] if payloads else b""
     on_source.wait("Closed", ticket)
 
 
@@ -146,6 +145,27 @@ def test_garbage_on_the_port_hurts_nobody(world, ends, large):
             assert receive_all(target, on_target, ticket, large) == sent
             on_source.wait("Committed", ticket)
     assert target.counters()["malformed"] >= 1
+
+
+def test_a_message_of_more_blocks_than_one_may_have_is_malformed(world, ends):
+    target, _ = ends.new_target()
+    with zmq.Context() as context, context.socket(zmq.DEALER) as peer:
+        peer.setsockopt(zmq.LINGER, 0)
+        peer.connect(target.endpoints()[0])
+        run = wire.BlockRun(first_index=0, digests=bytes(16 * wire.RUN_BLOCKS_MAX))
+        header = wire.encode(wire.for_ticket(world.ticket(), run))
+        peer.send_multipart([header, *[b"x"] * (wire.RUN_BLOCKS_MAX + 1)])
+        wait_for_count(target, "malformed")
+        peer.send_multipart([header, *[b"x"] * wire.RUN_BLOCKS_MAX])
+        wait_for_count(target, "unknown_ticket")
+    assert target.counters() == {"malformed": 1, "unknown_ticket": 1}
+
+
+def wait_for_count(target, name) -> None:
+    deadline = time.monotonic() + 10
+    while name not in target.counters():
+        assert time.monotonic() < deadline, f"nothing counts as {name}"
+        time.sleep(0.01)
 
 
 def test_a_peer_that_keeps_sending_garbage_is_ignored(world, ends):

@@ -21,6 +21,7 @@ async def test_messages_come_in_order_also_those_put_while_the_reader_waits():
     assert not waiting.done()
     outbox.put(2)
     outbox.put(3)
+    assert len(outbox) == 2
     assert [await waiting, await anext(messages)] == [2, 3]
 
 

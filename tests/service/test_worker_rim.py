@@ -7,11 +7,13 @@ import pytest
 from structlog.testing import capture_logs
 
 from crossdock.worker.v1 import worker_pb2 as pb
+from engine.cache.prefix_index import PrefixChanges
 from service import worker_rim
+from service.cache_feed import WAITING_MESSAGES_MAX
 from service.load import WorkerLoad
 from service.orders import REQUEST_ID_BYTES_MAX, AttemptKey
 from service.reports import EndCause, EndedReport, HandedOverReport, TokenReport
-from service.worker_rim import PROTOCOL_VERSION
+from service.worker_rim import PROTOCOL_VERSION, WorkerRim
 from tests.fakes.rim_server import Gateway, serving_rim
 
 HELLO = {"protocol_version": PROTOCOL_VERSION, "gateway_id": "g", "gateway_epoch": 1}
@@ -205,6 +207,65 @@ async def test_one_flush_is_one_message_with_all_tokens_for_each_gateway(rim_ser
     rim_server.rim.tell("b/1", token(7))
     await asyncio.to_thread(rim_server.rim.flush, WorkerLoad(step=18))
     assert [output.token_id for output in (await second.hear("outputs")).outputs] == [7]
+
+
+async def test_every_gateway_is_told_what_is_cached_first_all_of_it_and_then_each_change(rim_server):
+    a, b, c, d = (letter * 16 for letter in (b"a", b"b", b"c", b"d"))
+    rim_server.rim.flush(WorkerLoad(), PrefixChanges(added=(a,), removed=()))
+    first = await Gateway(rim_server, gateway_id="first").attach()
+    assert first.snapshot == pb.CacheEvents(sequence=1, snapshot=True, added=a)
+    await asyncio.to_thread(rim_server.rim.flush, WorkerLoad(), PrefixChanges(added=(b, c), removed=(a,)))
+    assert await first.hear("cache") == pb.CacheEvents(sequence=2, added=b + c, removed=a)
+    second = await Gateway(rim_server, gateway_id="second").attach()
+    assert second.snapshot.snapshot and set(hashes_of(second.snapshot.added)) == {b, c}
+    rim_server.rim.tell("first/1", token(1))
+    rim_server.rim.flush(WorkerLoad(), PrefixChanges(added=(d,), removed=()))
+    assert await first.hear("cache") == pb.CacheEvents(sequence=3, added=d)
+    await first.hear("outputs")  # whoever hears of a result knows what it left behind
+    assert await second.hear("cache") == pb.CacheEvents(sequence=2, added=d)
+    first.call.cancel()
+    assert await rim_server.worker.calls.get() == ("drop", "first/1")
+    again = await Gateway(rim_server, gateway_id="first").attach()
+    assert again.snapshot.snapshot and set(hashes_of(again.snapshot.added)) == {b, c, d}
+
+
+async def test_a_gateway_that_missed_something_gets_all_of_it_with_the_next_look_at_the_load(rim_server):
+    rim = rim_server.rim
+    gateway = await Gateway(rim_server).attach()
+    hashes = [bytes([number]) * 16 for number in range(WAITING_MESSAGES_MAX + 1)]
+    for each in hashes:  # nothing is written before the loop gets a turn
+        rim.flush(WorkerLoad(), PrefixChanges(added=(each,), removed=()))
+    told = [await gateway.hear("cache") for _ in hashes[:-1]]
+    assert [each.sequence for each in told] == list(range(2, 2 + len(told)))
+    reporting = asyncio.create_task(rim.report_load())
+    try:
+        snapshot = await gateway.hear("cache")
+    finally:
+        reporting.cancel()
+    assert (snapshot.snapshot, set(hashes_of(snapshot.added))) == (True, set(hashes))
+    assert snapshot.sequence > told[-1].sequence + 1, "the gap shows"
+
+
+async def test_for_a_gateway_that_is_gone_no_message_is_made(rim_server):
+    made = []
+
+    def response(**message):
+        made.append(message)
+        return pb.PrefillServiceAttachResponse(**message)
+
+    rim_server.rim = WorkerRim(response, asyncio.get_running_loop())
+    gateway = await Gateway(rim_server).attach()
+    gateway.call.cancel()
+    assert await rim_server.worker.calls.get() == ("drop", "g/1")
+    made.clear()
+    rim_server.rim.flush(WorkerLoad(step=3), PrefixChanges(added=(bytes(16),), removed=()))
+    while rim_server.rim.load.step != 3:
+        await asyncio.sleep(0)
+    assert made == []
+
+
+def hashes_of(octets):
+    return [octets[start : start + 16] for start in range(0, len(octets), 16)]
 
 
 async def test_a_gateway_that_does_not_read_is_cut_off_and_dropped(rim_server):

@@ -54,7 +54,7 @@ def _report(counts, failures, histories, seconds):
     print(f"transfers met: {grouped('met ')}")
     print(f"attempts lost: {grouped('lost: ')}")
     print(f"requests ended: {grouped('ended ')}")
-    names = ("attempts", "commits", "steps", "frames accepted")
+    names = ("attempts", "commits", "steps", "frames accepted", "blocks shared", "blocks not sent")
     print(", ".join(f"{name} {counts[name]}" for name in names))
     print(
         f"{histories} histories, {len(failures)} failed, {histories / seconds:.1f} histories/s: "

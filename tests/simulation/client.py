@@ -21,16 +21,7 @@ class Client:
         self.gateway = None
         self.wire_id = None
         self.attempts = 0
-        self.answer = oracle.answer(
-            wish.prompt,
-            max_tokens=wish.max_tokens,
-            min_tokens=wish.min_tokens,
-            stop=wish.stop,
-            temperature=wish.temperature,
-            top_p=wish.top_p,
-            top_k=wish.top_k,
-            seed=wish.seed,
-        )
+        self.answer = oracle.answer_to(wish)
         self._world = world
         self._deadline = None
 

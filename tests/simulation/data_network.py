@@ -1,6 +1,6 @@
 """The data network between workers: connections with latency, and a script for what happens to single packets.
 
-Behaves as a zero-copy transport at its worst: a payload's memory is read when the packet arrives, not when it is
+Behaves as a zero-copy transport at its worst: the memory of payloads is read when the packet arrives, not when it is
 sent, so that a block that is freed too early arrives as somebody else's bytes. Packets of one direction keep their
 order unless a fault says otherwise.
 """
@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from functools import partial
 from itertools import count
 
-from kvtransfer.transport import Arrival, Delivery, LinkStatus, PeerGone
+from kvtransfer.transport import Arrival, Delivery, LinkStatus, PeerGone, unread
 
 REDIAL_S = 0.05
 
@@ -22,7 +22,7 @@ class Packet:
     number: int
     to_target: bool
     header: bytes
-    payload: memoryview | None
+    payloads: tuple[memoryview, ...]
     late_s: float = 0.0
 
 
@@ -165,10 +165,11 @@ class Line:
     def status(self):
         return self._status
 
-    def send(self, header, payload, on_read):
+    def send(self, header, payloads=(), on_read=unread):
         if self._status is not LinkStatus.UP or self._full(True):
             return False
-        self._transmit(True, header, payload, partial(self._source.read_done, on_read) if on_read else None)
+        done = partial(self._source.read_done, on_read) if payloads else None
+        self._transmit(True, header, tuple(payloads), done)
         return True
 
     def receive(self):
@@ -180,7 +181,7 @@ class Line:
             return Delivery.GONE
         if self._full(False):
             return Delivery.FULL
-        self._transmit(False, header, None, None)
+        self._transmit(False, header, (), None)
         return Delivery.QUEUED
 
     def taken(self):
@@ -201,9 +202,9 @@ class Line:
     def _full(self, to_target):
         return self._under_way[to_target] >= self._network.capacity_packets
 
-    def _transmit(self, to_target, header, payload, done):
+    def _transmit(self, to_target, header, payloads, done):
         network = self._network
-        copies = network.script(Packet(next(network.numbers), to_target, header, payload))
+        copies = network.script(Packet(next(network.numbers), to_target, header, payloads))
         reading = _Reading(done, len(copies))
         for packet in copies:
             self._under_way[to_target] += 1
@@ -216,8 +217,10 @@ class Line:
 
     def _come_out(self, packet, reading):
         if packet.to_target and self._target_sees_it:
-            payload = None if packet.payload is None else memoryview(bytes(packet.payload))
-            self._target.inbox.append((self, Arrival(peer=self.name, header=packet.header, payload=payload)))
+            payloads = tuple(memoryview(bytes(payload)) for payload in packet.payloads)
+            self._target.inbox.append(
+                (self, Arrival(peer=self.name, header=packet.header, payloads=payloads))
+            )
             self._target.wake()
         else:
             self._under_way[packet.to_target] -= 1
@@ -255,7 +258,7 @@ class Line:
 
 
 class _Reading:
-    """Says once that the last copy of a payload came out: nobody reads the memory any more."""
+    """Says once that the last copy of a message came out: nobody reads the memory of its payloads any more."""
 
     def __init__(self, done, copies):
         self._done = done

@@ -8,7 +8,7 @@ from crossdock.worker.v1 import worker_pb2 as pb
 from gateway.admission import Admission
 from gateway.attach import Dialect, make_hello
 from gateway.orchestrator import Orchestrator
-from gateway.worker_pool import WorkerPool
+from gateway.worker_pool import WorkerPool, WorkerState
 from service.errors import ServiceError
 from tests.simulation.processes import Looped
 from tests.simulation.scenario import KEY
@@ -41,6 +41,11 @@ class GatewayProcess(Looped):
 
     def ready(self):
         return self.prefills.all_ready() and self.decodes.all_ready()
+
+    def attached(self):
+        """Records of the workers that it has a stream to."""
+        workers = (*self.prefills, *self.decodes)
+        return [record for record in workers if record.state is not WorkerState.CONNECTING]
 
     def submit(self, client):
         """Serve a client; its fate is written down there."""

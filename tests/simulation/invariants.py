@@ -15,7 +15,7 @@ from kvtransfer.target_io import TargetIO
 from kvtransfer.wire import Resend
 from tests.simulation.faults import Kind
 
-TAKEN_BY_TARGET = ("opened", "block", "manifest", "aborted")
+TAKEN_BY_TARGET = ("opened", "blocks", "manifest", "aborted")
 SENDING = ("push", "finish", "granted", "resend")
 TAKEN_BY_SOURCE = ("granted", "resend", "committed", "refused")
 
@@ -112,11 +112,12 @@ class _Eyes:
             world.fail("I4", f"a frame between {self._identities} was accepted for {ticket}")
 
     def verifies(self, method):
-        def placed(transfer, frame, digest, now):
-            if digest == frame.digest:
-                self._verified.add((transfer.ticket.ticket_id, frame.index))
-                self._allowed[transfer.ticket.ticket_id] += 1
-            return method(transfer, frame, digest, now)
+        def placed(transfer, place, digests, now):
+            for index, said, digest in zip(place.indices, place.digests, digests, strict=True):
+                if digest == said:
+                    self._verified.add((transfer.ticket.ticket_id, index))
+                    self._allowed[transfer.ticket.ticket_id] += 1
+            return method(transfer, place, digests, now)
 
         return placed
 
@@ -137,7 +138,7 @@ class _Eyes:
             actions = method(transfer, *args)
             ticket_id = transfer.ticket.ticket_id
             self._sent[ticket_id] += sum(
-                isinstance(action, Send) and action.payload_index is not None for action in actions
+                len(action.payload_indices) for action in actions if isinstance(action, Send)
             )
             allowed = self._allowed[ticket_id] + self._world.scenario.window_blocks
             if self._sent[ticket_id] > allowed and not self._flips:
@@ -151,8 +152,9 @@ class _Eyes:
     def _require_unverified(self, ticket, actions):
         """I3: a block that was verified is never written again."""
         for action in actions:
-            if isinstance(action, Place) and (ticket.ticket_id, action.frame.index) in self._verified:
-                self._world.fail("I3", f"verified block {action.frame.index} of {ticket} is overwritten")
+            for index in action.indices if isinstance(action, Place) else ():
+                if (ticket.ticket_id, index) in self._verified:
+                    self._world.fail("I3", f"verified block {index} of {ticket} is overwritten")
 
     def attempt_begins(self, method):
         def begin(attempt):

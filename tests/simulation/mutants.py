@@ -19,6 +19,7 @@ from kvtransfer.outgoing import OutgoingTransfer
 from kvtransfer.source_io import SourceIO
 from kvtransfer.target_io import TargetIO
 from prefill_worker.holds import Holds
+from service.cache_feed import CacheFeed
 from service.worker_rim import WorkerRim
 from tests.simulation.faults import Kind
 
@@ -138,7 +139,7 @@ MUTANTS = (
         "blocks are not verified",
         IncomingTransfer,
         "placed",
-        {"digest != frame.digest": "False", "= digest\n": "= frame.digest\n"},
+        {"digest != said": "False", "= digest\n": "= said\n"},
         (Kind.FLIP_PAYLOAD,),
     ),
     Mutant(
@@ -151,28 +152,28 @@ MUTANTS = (
     Mutant(
         "any index is taken",
         IncomingTransfer,
-        "block",
-        {"frame.index not in self._indices": "False"},
+        "blocks",
+        {"index not in self._indices": "False"},
         FLIPS,
     ),
     Mutant(
         "any size is taken",
         IncomingTransfer,
-        "block",
+        "blocks",
         {"payload.nbytes != self._block_bytes": "False"},
         (Kind.TRUNCATE_PAYLOAD,),
     ),
     Mutant(
         "a block is taken twice",
         IncomingTransfer,
-        "block",
-        {"frame.index in self._digests": "False"},
+        "blocks",
+        {"index in self._digests": "False"},
         PACKETS,
     ),
     Mutant(
         "a source sends more than it was granted",
         OutgoingTransfer,
-        "_pump",
+        "_next_run",
         {"self._sent_bytes + self._block_bytes <= self._granted_bytes": "self._granted_bytes"},
         (),
     ),
@@ -227,6 +228,20 @@ MUTANTS = (
             " if key.request_id == report.key.request_id), None)"
         },
         DEATHS,
+    ),
+    Mutant(
+        "a gateway that missed what is cached is never told again",
+        CacheFeed,
+        "catch_up",
+        {"self._snapshot(listener)": "pass"},
+        (Kind.SLOW,),
+    ),
+    Mutant(
+        "what is cached no more is not told",
+        CacheFeed,
+        "change",
+        {"self._tell(listener, changes.removed, ": "self._tell(listener, (), "},
+        (),
     ),
     Mutant(
         "a closed attempt is not cancelled",

@@ -41,8 +41,8 @@ class Nemesis:
                 self._world.counts[f"fault {fault.kind.value}"] += 1
             arriving = changed
         if self._records:
-            payload = None if packet.payload is None else bytes(packet.payload)
-            self._recorded[packet.to_target].append((packet.header, payload))
+            payloads = tuple(bytes(payload) for payload in packet.payloads)
+            self._recorded[packet.to_target].append((packet.header, payloads))
         return arriving
 
     def _hit(self, fault, packet):
@@ -59,19 +59,26 @@ class Nemesis:
                 return (replace(packet, header=_damaged(packet.header, fault.share)),)
             case Kind.REPLAY:
                 return (packet, *self._older(packet, fault.share))
-        if packet.payload is None:
+        if not packet.payloads:
             return (packet,)
+        # The share picks one of the payloads, and then a place in it.
+        number, share = divmod(len(packet.payloads) * fault.share, 1)
+        hit = packet.payloads[int(number)]
         if fault.kind is Kind.TRUNCATE_PAYLOAD:
-            return (replace(packet, payload=packet.payload[: int(len(packet.payload) * fault.share)]),)
-        assert fault.kind is Kind.FLIP_PAYLOAD
-        return (replace(packet, payload=memoryview(_flipped(bytes(packet.payload), fault.share))),)
+            changed = hit[: int(len(hit) * share)]
+        else:
+            assert fault.kind is Kind.FLIP_PAYLOAD
+            changed = memoryview(_flipped(bytes(hit), share))
+        payloads = list(packet.payloads)
+        payloads[int(number)] = changed
+        return (replace(packet, payloads=tuple(payloads)),)
 
     def _older(self, packet, share):
         recorded = self._recorded[packet.to_target]
         if recorded:
             # Mostly a recent one, whose transfer may still be going on.
-            header, payload = recorded[int(len(recorded) * (1 - share**3))]
-            yield replace(packet, header=header, payload=None if payload is None else memoryview(payload))
+            header, payloads = recorded[int(len(recorded) * (1 - share**3))]
+            yield replace(packet, header=header, payloads=tuple(memoryview(payload) for payload in payloads))
 
     def _happen(self, fault):
         if self._do(fault):

@@ -18,6 +18,20 @@ class Answer:
     kv: bytes
 
 
+def answer_to(wish):
+    """What a client that wishes this must be told."""
+    return answer(
+        wish.prompt,
+        max_tokens=wish.max_tokens,
+        min_tokens=wish.min_tokens,
+        stop=wish.stop,
+        temperature=wish.temperature,
+        top_p=wish.top_p,
+        top_k=wish.top_k,
+        seed=wish.seed,
+    )
+
+
 def answer(prompt, *, max_tokens, min_tokens, stop, temperature, top_p, top_k, seed):
     params = SamplingParams(temperature=temperature, top_p=top_p, top_k=top_k, seed=seed)
     tokens, kv, before = list(prompt), bytearray(), START

@@ -1,9 +1,10 @@
 """From a seed to everything that a history is made of, except the order of its events."""
 
 import random
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from tests.fakes.hash_model import VOCAB
+from tests.simulation import oracle
 from tests.simulation.faults import Fault, draw_faults
 
 KEY = b"0123456789abcdef0123456789abcdef"
@@ -41,7 +42,8 @@ class Wish:
 class Scenario:
     """blocks: of each worker, by name. rates: how fast each process's clock goes. lags_s: how long each process's
     threads take to wake up. absent: numbers of the wishes that nobody has after all. remembered_max:
-    ended transfers that a target remembers."""
+    ended transfers that a target remembers. run_blocks: in one message, at most. cache_messages_max: waiting on a
+    stream that is told what is cached."""
 
     seed: int
     blocks: dict[str, int]
@@ -58,6 +60,8 @@ class Scenario:
     transfers_max: int = 1024
     remembered_max: int = 1024
     window_blocks: int = 64
+    run_blocks: int = 2
+    cache_messages_max: int = 64
     capacity_packets: int = 16
     lease_ms: int = 1000
     connect_ms: int = 300
@@ -100,7 +104,8 @@ def draw(seed, kinds=None):
     names = [f"{role}{n}" for role in "pd" for n in range(dice.choice((1, 1, 2, 2, 3)))]
     spread_s = dice.choice((0.0, 0.02, 0.2, 2.0))
     openings = [_tokens(dice, dice.randint(4, 24)) for _ in range(dice.choice((0, 1, 1, 2)))]
-    wishes = tuple(_wish(dice, dice.choice(gateways), spread_s, openings) for _ in range(dice.randint(4, 12)))
+    wishes = [_wish(dice, dice.choice(gateways), spread_s, openings) for _ in range(dice.randint(4, 12))]
+    wishes = (*wishes, *_next_turns(dice, wishes))
     everybody = (*names, *gateways)
     skewed, slow = dice.random() < 0.5, dice.random() < 0.4
     capacity, latency_s = dice.choice((1, 2, 4, 16)), dice.choice((0.00002, 0.0002, 0.002, 0.02))
@@ -119,6 +124,7 @@ def draw(seed, kinds=None):
         transfers_max=dice.choice((2, *AMPLE)),
         remembered_max=dice.choice((1, *AMPLE)),
         window_blocks=dice.choice((1, 2, 3, 64)),
+        cache_messages_max=dice.choice((1, 1, 64)),
         capacity_packets=capacity,
         # Shorter than a few round trips, with signs of life that find no room, none can be kept.
         lease_ms=dice.choice((300, 1000) if hasty else (1000, 3000)),
@@ -126,7 +132,7 @@ def draw(seed, kinds=None):
         data_latency_s=latency_s,
         stream_latency_s=dice.choice((0.0001, 0.0003, 0.003, 0.03)),
     )
-    return draw_faults(dice, scenario, kinds)
+    return replace(draw_faults(dice, scenario, kinds), run_blocks=dice.choice((1, 2, 3, 64)))
 
 
 def _wish(dice, gateway, spread_s, openings):
@@ -153,6 +159,19 @@ def _wish(dice, gateway, spread_s, openings):
         enough=dice.randint(1, max_tokens) if dice.random() < 0.15 else None,
         salt=dice.choice(("", "", "other")),
     )
+
+
+def _next_turns(dice, wishes):
+    """Conversations go on: what was asked, the right answer and more, a while later."""
+    turns = []
+    for _ in range(dice.choice((0, 1, 2, 4))):
+        before = dice.choice([*wishes, *turns])
+        prompt = (*before.prompt, *oracle.answer_to(before).tokens, *_tokens(dice, dice.randint(1, 6)))
+        pause_s = dice.choice((0.02, 0.1, 0.5))
+        turns.append(
+            replace(before, at=before.at + pause_s, prompt=prompt, seed=before.seed + 1, deadline_s=None)
+        )
+    return turns
 
 
 def _tokens(dice, count):

@@ -65,14 +65,14 @@ class WorkerProcess(Looped):
             sampler=Sampler(),
             policy=self.policy,
         )
-        self.rim = WorkerRim(self.response, self.loop)
+        self.rim = WorkerRim(self.response, self.loop, world.scenario.cache_messages_max)
         self.endpoint = self.make_endpoint()
         self.worker = self.make_worker(queue_requests_max=world.scenario.queue_requests_max)
         self.engine_loop = EngineLoop(
             self.core,
             clock=self.clock,
             on_step=self.worker.on_step,
-            on_turn=lambda steps: self.rim.flush(self.worker.load(steps)),
+            on_turn=lambda steps: self.rim.flush(self.worker.load(steps), self.pool.index.changes()),
             on_crash=lambda crash: None,
             inbox_actions_max=world.scenario.inbox_actions_max,
         )
@@ -169,6 +169,12 @@ class PrefillProcess(WorkerProcess):
         return PrefillPolicy(budget_tokens=scenario.budget_tokens, seats=scenario.seats)
 
     def make_endpoint(self):
+        scenario = self.world.scenario
+        limits = SourceLimits(
+            connect_ms=scenario.connect_ms,
+            transfers_max=scenario.transfers_max,
+            run_bytes_max=scenario.run_blocks * self.layout.block_bytes(),
+        )
         return WatchedSource(
             self,
             identity=self.identity,
@@ -176,9 +182,7 @@ class PrefillProcess(WorkerProcess):
             transport=SourceSide(self.world.network, self),
             emit=self.on_transfer,
             clock=self.clock,
-            limits=SourceLimits(
-                connect_ms=self.world.scenario.connect_ms, transfers_max=self.world.scenario.transfers_max
-            ),
+            limits=limits,
         )
 
     def make_worker(self, **limits):

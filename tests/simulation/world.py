@@ -240,8 +240,8 @@ class World:
             raise self.failure
 
     def _all_over(self):
-        """Everybody has an answer, and nobody owns or books anything."""
-        if any(client.outcome is None for client in self.present) or self._owing():
+        """Everybody has an answer, nobody owns or books anything, and gateways know what is cached where."""
+        if any(client.outcome is None for client in self.present) or self._owing() or self._misinformed():
             return False
         for client in self.present:
             client.check_end()
@@ -259,10 +259,25 @@ class World:
                 owing[name] = left
         return owing
 
+    def _misinformed(self):
+        """(gateway, worker): pairs of which the first does not know what the second has cached."""
+        return [
+            (name, record.address)
+            for name in self.scenario.gateways
+            if name in self.processes
+            for record in self.processes[name].attached()
+            if record.address in self.processes
+            and not _same_hashes(record.prefixes, self.processes[record.address].pool.index)
+        ]
+
     def _fail_hanging(self):
         waiting = [client.number for client in self.present if client.outcome is None]
         if waiting:
             self.fail("I12", f"requests {waiting} do not end; owing: {self._owing()}")
+        if self._misinformed():
+            self.fail(
+                "I14", f"gateways that do not know what their workers have cached: {self._misinformed()}"
+            )
         self.fail("I9", f"all requests have ended, and still {self._owing()}")
 
     def _recount(self, worker):
@@ -278,3 +293,7 @@ class World:
         available = ledger.free + ledger.cached - ledger.promised
         if (load.free_blocks, load.total_blocks) != (available, ledger.total):
             self.fail("I14", f"{worker.name} reports {load} and has {ledger}")
+
+
+def _same_hashes(prefixes, index):
+    return prefixes.known and len(prefixes) == len(index) and all(each in prefixes for each in index.hashes())

@@ -15,6 +15,7 @@ from engine.sampling import Sampler
 from kvtransfer.identity import Identity
 from kvtransfer.memory_transport import MemoryNetwork, deliver
 from kvtransfer.source_endpoint import TransferSource
+from kvtransfer.source_io import SourceLimits
 from kvtransfer.target_endpoint import TransferTarget
 from kvtransfer.ticket import mint, seal
 from prefill_worker.policy import PrefillPolicy
@@ -119,7 +120,12 @@ class Bench:
         self.d = Side(self, blocks, policy := DecodePolicy(budget_tokens=16, seats=4))
         shared = {"layout": LAYOUT, "clock": self.clock}
         self.p.endpoint = TransferSource(
-            identity=P, transport=network.source(), emit=self.p.events.append, **shared
+            identity=P,
+            transport=network.source(),
+            emit=self.p.events.append,
+            # Every block is a message of its own: each can be lost or kept by itself.
+            limits=SourceLimits(run_bytes_max=1),
+            **shared,
         )
         self.d.endpoint = TransferTarget(
             identity=D, key=KEY, transport=network.listen("mem://d"), emit=self.d.events.append, **shared

@@ -40,19 +40,31 @@ def reservation_of(order, ticket, *, blocks_max, scope=b""):
 
 
 class Scene:
-    """A pool of ten blocks and a reservation of four, two of which the hand-off fills."""
+    """A pool of ten blocks and a reservation of four, two of which the hand-off fills. cached: whether the first of
+    these is in the pool already."""
 
-    def __init__(self, bench, order_of, state=S.ASKING):
+    def __init__(self, bench, order_of, state=S.ASKING, *, cached=False):
         order = order_of(prompt=range(7), max_tokens=8)
         self.ticket = bench.ticket(order)
         self.pool = BlockPool(10)
         self.reservations = Reservations(self.pool)
-        self.reservation = reservation_of(order, self.ticket, blocks_max=4)
+        self.reservation = reservation_of(
+            order, self.ticket, blocks_max=4, scope=b"a scope" if cached else b""
+        )
+        if cached:
+            self._cache(self.reservation)
         self.reservations.ask(self.reservation)
         self.results = [self.do(verb) for verb in WAYS[state]]
 
     def do(self, verb):
         return getattr(self.reservations, verb)(self.ticket.ticket_id)
+
+    def _cache(self, reservation):
+        owner = reservation.owner()
+        table = self.pool.allocate(owner, 1, credit := self.pool.grant(owner, 1))
+        self.pool.publish(table, 0, reservation.links())
+        self.pool.release(table)
+        self.pool.waive(credit)
 
     def books(self):
         """(promised, owned by reservations or quarantined, owned by sequences)."""
@@ -94,6 +106,43 @@ def test_every_event_has_one_outcome_or_changes_nothing(bench, order_of, state, 
     else:
         assert scene.books() == BOOKS[target]
         assert scene.reservations.find(scene.ticket.ticket_id) is scene.reservation
+
+
+@pytest.mark.parametrize(
+    ("state", "books"),
+    [
+        (S.ASKING, (0, 0, 0)),
+        (S.GRANTED, (3, 1, 0)),
+        (S.BOUND, (2, 2, 0)),
+        (S.WITHDRAWN, (0, 2, 0)),
+        (S.ADOPTED, (2, 0, 2)),
+    ],
+)
+def test_what_is_cached_is_kept_from_the_grant_on_and_given_back_in_the_end(bench, order_of, state, books):
+    scene = Scene(bench, order_of, state, cached=True)
+    assert scene.books() == books
+    assert scene.pool.ledger().cached == (1 if state is S.ASKING else 0)
+    if state is S.ADOPTED:
+        table, credit = scene.results[-1]
+        scene.pool.release(table)
+        scene.pool.waive(credit)
+    elif state is not S.WITHDRAWN:
+        scene.do("withdraw")
+    if state is not S.ASKING:
+        scene.do("closed")
+    ledger = scene.pool.ledger()
+    assert scene.books() == (0, 0, 0)
+    assert (ledger.cached, ledger.free) == (1, 9), "what was never received is not kept"
+
+
+def test_a_reservation_counts_only_what_it_would_take(bench, order_of):
+    scene = Scene(bench, order_of, cached=True)
+    assert scene.reservations.fitted(scene.ticket.ticket_id).first_block == 1
+    assert scene.reservations.view(scene.reservation).blocks_to_start == 4, "idle blocks are taken too"
+    sharer = scene.pool.share(scene.reservation.owner(), scene.reservation.links())
+    assert scene.reservations.view(scene.reservation).blocks_to_start == 3
+    assert scene.reservations.view(scene.reservation).uncomputed == 3
+    scene.pool.release(sharer)
 
 
 def test_a_reservation_that_is_gone_takes_nothing_more():

@@ -52,20 +52,22 @@ class PrefillServiceAttachRequest(_message.Message):
     def __init__(self, hello: _Optional[_Union[Hello, _Mapping]] = ..., submit: _Optional[_Union[SubmitPrompt, _Mapping]] = ..., cancel: _Optional[_Union[Cancel, _Mapping]] = ..., audit: _Optional[_Union[AuditQuery, _Mapping]] = ..., drain: _Optional[_Union[Drain, _Mapping]] = ...) -> None: ...
 
 class PrefillServiceAttachResponse(_message.Message):
-    __slots__ = ("welcome", "outputs", "ended", "load", "audit", "handed_over")
+    __slots__ = ("welcome", "outputs", "ended", "load", "audit", "handed_over", "cache")
     WELCOME_FIELD_NUMBER: _ClassVar[int]
     OUTPUTS_FIELD_NUMBER: _ClassVar[int]
     ENDED_FIELD_NUMBER: _ClassVar[int]
     LOAD_FIELD_NUMBER: _ClassVar[int]
     AUDIT_FIELD_NUMBER: _ClassVar[int]
     HANDED_OVER_FIELD_NUMBER: _ClassVar[int]
+    CACHE_FIELD_NUMBER: _ClassVar[int]
     welcome: Welcome
     outputs: StepOutputs
     ended: Ended
     load: LoadReport
     audit: AuditReport
     handed_over: HandedOver
-    def __init__(self, welcome: _Optional[_Union[Welcome, _Mapping]] = ..., outputs: _Optional[_Union[StepOutputs, _Mapping]] = ..., ended: _Optional[_Union[Ended, _Mapping]] = ..., load: _Optional[_Union[LoadReport, _Mapping]] = ..., audit: _Optional[_Union[AuditReport, _Mapping]] = ..., handed_over: _Optional[_Union[HandedOver, _Mapping]] = ...) -> None: ...
+    cache: CacheEvents
+    def __init__(self, welcome: _Optional[_Union[Welcome, _Mapping]] = ..., outputs: _Optional[_Union[StepOutputs, _Mapping]] = ..., ended: _Optional[_Union[Ended, _Mapping]] = ..., load: _Optional[_Union[LoadReport, _Mapping]] = ..., audit: _Optional[_Union[AuditReport, _Mapping]] = ..., handed_over: _Optional[_Union[HandedOver, _Mapping]] = ..., cache: _Optional[_Union[CacheEvents, _Mapping]] = ...) -> None: ...
 
 class DecodeServiceAttachRequest(_message.Message):
     __slots__ = ("hello", "reserve", "cancel", "audit", "drain")
@@ -82,7 +84,7 @@ class DecodeServiceAttachRequest(_message.Message):
     def __init__(self, hello: _Optional[_Union[Hello, _Mapping]] = ..., reserve: _Optional[_Union[Reserve, _Mapping]] = ..., cancel: _Optional[_Union[Cancel, _Mapping]] = ..., audit: _Optional[_Union[AuditQuery, _Mapping]] = ..., drain: _Optional[_Union[Drain, _Mapping]] = ...) -> None: ...
 
 class DecodeServiceAttachResponse(_message.Message):
-    __slots__ = ("welcome", "outputs", "ended", "load", "audit", "reserved", "adopted")
+    __slots__ = ("welcome", "outputs", "ended", "load", "audit", "reserved", "adopted", "cache")
     WELCOME_FIELD_NUMBER: _ClassVar[int]
     OUTPUTS_FIELD_NUMBER: _ClassVar[int]
     ENDED_FIELD_NUMBER: _ClassVar[int]
@@ -90,6 +92,7 @@ class DecodeServiceAttachResponse(_message.Message):
     AUDIT_FIELD_NUMBER: _ClassVar[int]
     RESERVED_FIELD_NUMBER: _ClassVar[int]
     ADOPTED_FIELD_NUMBER: _ClassVar[int]
+    CACHE_FIELD_NUMBER: _ClassVar[int]
     welcome: Welcome
     outputs: StepOutputs
     ended: Ended
@@ -97,7 +100,8 @@ class DecodeServiceAttachResponse(_message.Message):
     audit: AuditReport
     reserved: Reserved
     adopted: Adopted
-    def __init__(self, welcome: _Optional[_Union[Welcome, _Mapping]] = ..., outputs: _Optional[_Union[StepOutputs, _Mapping]] = ..., ended: _Optional[_Union[Ended, _Mapping]] = ..., load: _Optional[_Union[LoadReport, _Mapping]] = ..., audit: _Optional[_Union[AuditReport, _Mapping]] = ..., reserved: _Optional[_Union[Reserved, _Mapping]] = ..., adopted: _Optional[_Union[Adopted, _Mapping]] = ...) -> None: ...
+    cache: CacheEvents
+    def __init__(self, welcome: _Optional[_Union[Welcome, _Mapping]] = ..., outputs: _Optional[_Union[StepOutputs, _Mapping]] = ..., ended: _Optional[_Union[Ended, _Mapping]] = ..., load: _Optional[_Union[LoadReport, _Mapping]] = ..., audit: _Optional[_Union[AuditReport, _Mapping]] = ..., reserved: _Optional[_Union[Reserved, _Mapping]] = ..., adopted: _Optional[_Union[Adopted, _Mapping]] = ..., cache: _Optional[_Union[CacheEvents, _Mapping]] = ...) -> None: ...
 
 class Hello(_message.Message):
     __slots__ = ("protocol_version", "gateway_id", "gateway_epoch")
@@ -298,6 +302,18 @@ class LoadReport(_message.Message):
     finished_sequences: int
     draining: bool
     def __init__(self, step: _Optional[int] = ..., running_sequences: _Optional[int] = ..., waiting_sequences: _Optional[int] = ..., waiting_tokens: _Optional[int] = ..., free_blocks: _Optional[int] = ..., total_blocks: _Optional[int] = ..., finished_sequences: _Optional[int] = ..., draining: _Optional[bool] = ...) -> None: ...
+
+class CacheEvents(_message.Message):
+    __slots__ = ("sequence", "snapshot", "added", "removed")
+    SEQUENCE_FIELD_NUMBER: _ClassVar[int]
+    SNAPSHOT_FIELD_NUMBER: _ClassVar[int]
+    ADDED_FIELD_NUMBER: _ClassVar[int]
+    REMOVED_FIELD_NUMBER: _ClassVar[int]
+    sequence: int
+    snapshot: bool
+    added: bytes
+    removed: bytes
+    def __init__(self, sequence: _Optional[int] = ..., snapshot: _Optional[bool] = ..., added: _Optional[bytes] = ..., removed: _Optional[bytes] = ...) -> None: ...
 
 class AuditQuery(_message.Message):
     __slots__ = ("query_id",)
