@@ -35,7 +35,9 @@ def test_a_product_is_the_exact_one_of_the_rounded_operands(
     got = backend.linear(x, backend.pack_quantized(weight, bias))
     rounded, values = round_to_bytes(x).double(), weight.values().double()
     wanted = rounded @ values.T + (bias if biased else 0)
-    magnitude = rounded.abs() @ (values.abs() + (1 << bits) * weight.scales.double().repeat_interleave(GROUP, 1)).T
+    magnitude = (
+        rounded.abs() @ (values.abs() + (1 << bits) * weight.scales.double().repeat_interleave(GROUP, 1)).T
+    )
     assert got.shape == (13, outputs) and got.dtype == torch.float32
     assert ((got - wanted).abs() <= (inputs / GROUP + 4) * 2.0**-22 * magnitude + 1e-6).all()
 
