@@ -20,6 +20,7 @@ from engine.kernels.select import choose_backend
 from engine.model.architecture import ModelConfig
 from engine.model.config import read_config
 from engine.model.load import load_model
+from engine.model.transformer import Quantization
 from engine.model.weights import model_digest
 from engine.policy import Policy
 from engine.runner import TransformerRunner
@@ -29,16 +30,26 @@ KV_BYTES_DEFAULT = 2 << 30
 KV_SHARE_OF_MEMORY = 0.25
 
 
+_QUANTIZATIONS = {
+    "auto": None,
+    "none": Quantization.NONE,
+    "gguf": Quantization.STORED,
+    "int8": Quantization.INT8,
+    "int4": Quantization.INT4,
+}
 _DTYPES = {"auto": None, "float32": torch.float32, "bfloat16": torch.bfloat16}
 
 
 class EngineFlags(Protocol):
-    """The flags of one engine by their usual names; dtypes are auto, float32 or bfloat16."""
+    """The flags of one engine by their usual names; dtypes are auto, float32 or bfloat16; quantization is auto, none,
+    gguf, int8 or int4."""
 
     @property
     def dtype(self) -> str: ...
     @property
     def kv_cache_dtype(self) -> str: ...
+    @property
+    def quantization(self) -> str: ...
     @property
     def threads(self) -> int: ...
     @property
@@ -69,6 +80,7 @@ class EngineWishes:
     model: Path
     dtype: torch.dtype | None = None
     kv_dtype: torch.dtype | None = None
+    quantization: Quantization | None = None
     threads: int = 1
     max_model_len: int | None = None
     block_size: int = 16
@@ -85,6 +97,7 @@ class EngineWishes:
             model=model,
             dtype=_DTYPES[flags.dtype],
             kv_dtype=_DTYPES[flags.kv_cache_dtype],
+            quantization=_QUANTIZATIONS[flags.quantization],
             threads=flags.threads,
             max_model_len=flags.max_model_len,
             block_size=flags.block_size,
@@ -131,7 +144,8 @@ def assemble(wishes: EngineWishes, policy: Policy, *, memory_bytes: int) -> Engi
     backend = chosen.backend
     config = _read_config(wishes)
     max_model_len = wishes.max_model_len or config.max_position
-    model = load_model(wishes.model, backend, max_model_len)
+    quantization = _quantization(wishes)
+    model = load_model(wishes.model, backend, max_model_len, quantization)
     layout = KVLayout(
         model_digest=model_digest(wishes.model),
         layers=config.layers,
@@ -139,7 +153,7 @@ def assemble(wishes: EngineWishes, policy: Policy, *, memory_bytes: int) -> Engi
         head_dim=config.head_dim,
         block_size=wishes.block_size,
         dtype=wishes.kv_dtype or backend.dtype,
-        numerics=backend.numerics,
+        numerics=f"{backend.numerics} quantization={quantization.value}",
     )
     num_blocks = _num_blocks(wishes, layout, memory_bytes)
     cache = KVCache(layout, num_blocks)
@@ -166,6 +180,13 @@ def assemble(wishes: EngineWishes, policy: Policy, *, memory_bytes: int) -> Engi
         backend_name=backend.name,
         note=chosen.note,
     )
+
+
+def _quantization(wishes: EngineWishes) -> Quantization:
+    """What a file has as small integers is used so, unless somebody asked for a dtype."""
+    if wishes.quantization is not None:
+        return wishes.quantization
+    return Quantization.STORED if wishes.dtype is None else Quantization.NONE
 
 
 def _read_config(wishes: EngineWishes) -> ModelConfig:

@@ -77,6 +77,11 @@ class EngineOptions(ModelOptions):
 
     dtype: Dtype = Field("auto", description="of weights and activations")
     kv_cache_dtype: Dtype = Field("auto", description="of cached keys and values; auto: as --dtype")
+    quantization: Literal["auto", "none", "gguf", "int8", "int4"] = Field(
+        "auto",
+        description="of weights: gguf (as the file has them), int8 or int4 in groups of 32; "
+        "auto: gguf where the file is quantized and --dtype is auto",
+    )
     max_model_len: Tokens | None = Field(
         None, description="tokens of a request, prompt and answer; default: the model's"
     )

@@ -38,6 +38,33 @@ class PackedLinear(Protocol):
     def out_features(self) -> int: ...
 
 
+GROUP = 32
+"""Inputs of a quantized weight that share a scale."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class QuantizedWeight:
+    """A weight [out, in] of small integers; `in` is a multiple of GROUP.
+
+    codes: uint8 [out, in], of `bits` bits. scales, least: float16 [out, in / GROUP]. A weight is code * scale + least,
+    or (code - zero) * scale where least is None.
+    """
+
+    codes: torch.Tensor
+    scales: torch.Tensor
+    least: torch.Tensor | None
+    bits: int
+    zero: int
+
+    def values(self) -> torch.Tensor:
+        """float32 [out, in]."""
+        groups = self.codes.view(self.scales.shape[0], -1, GROUP).float()
+        scales = self.scales.float().unsqueeze(-1)
+        if self.least is None:
+            return ((groups - self.zero) * scales).view(self.codes.shape)
+        return (groups * scales + self.least.float().unsqueeze(-1)).view(self.codes.shape)
+
+
 class Backend(Protocol):
     """See the module. `kv` is the whole cache [blocks, layers, 2, block_size, kv_heads, head_dim].
 
@@ -52,6 +79,11 @@ class Backend(Protocol):
 
     def pack(self, weight: torch.Tensor, bias: torch.Tensor | None = None) -> PackedLinear:
         """Take a float32 or bfloat16 weight [out, in]; the argument is not kept."""
+        ...
+
+    def pack_quantized(self, weight: QuantizedWeight, bias: torch.Tensor | None = None) -> PackedLinear:
+        """Take a weight as it is. `linear` with it rounds its input to signed bytes, with a scale for each row and
+        GROUP of inputs; the argument is not kept."""
         ...
 
     def linear(self, x: torch.Tensor, linear: PackedLinear) -> torch.Tensor:

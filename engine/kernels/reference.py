@@ -11,17 +11,19 @@ from itertools import pairwise
 
 import torch
 
-from engine.kernels.backend import AttentionMeta, PackedLinear
+from engine.kernels.backend import GROUP, AttentionMeta, PackedLinear, QuantizedWeight
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PlainWeight:
-    """A float32 weight [out_features, in_features], its values already rounded to the backend's dtype."""
+    """A float32 weight [out_features, in_features], its values already rounded. quantized: its input is rounded to
+    bytes rather than to the backend's dtype."""
 
     out_features: int
     in_features: int
     weight: torch.Tensor
     bias: torch.Tensor | None
+    quantized: bool = False
 
 
 class ReferenceBackend:
@@ -48,9 +50,19 @@ class ReferenceBackend:
             bias=None if bias is None else bias.to(torch.float32, copy=True),
         )
 
+    def pack_quantized(self, weight: QuantizedWeight, bias: torch.Tensor | None = None) -> PackedLinear:
+        rows, columns = weight.codes.shape
+        return PlainWeight(
+            out_features=rows,
+            in_features=columns,
+            weight=weight.values(),
+            bias=None if bias is None else bias.to(torch.float32, copy=True),
+            quantized=True,
+        )
+
     def linear(self, x: torch.Tensor, linear: PackedLinear) -> torch.Tensor:
         assert isinstance(linear, PlainWeight), linear
-        rounded = x.to(self.dtype).to(torch.float32)
+        rounded = round_to_bytes(x) if linear.quantized else x.to(self.dtype).to(torch.float32)
         out = _by_row(lambda row: torch.mv(linear.weight, row), rounded, linear.out_features)
         return out if linear.bias is None else out + linear.bias
 
@@ -108,6 +120,14 @@ class ReferenceBackend:
     def silu_mul(self, gate_up: torch.Tensor) -> torch.Tensor:
         gate, up = gate_up.chunk(2, dim=-1)
         return torch.nn.functional.silu(gate) * up
+
+
+def round_to_bytes(x: torch.Tensor) -> torch.Tensor:
+    """float32 [T, n] -> the nearest values that signed bytes with one scale for each row and GROUP can say."""
+    groups = x.view(x.shape[0], -1, GROUP)
+    greatest = groups.abs().amax(dim=-1, keepdim=True)
+    inverse = torch.where(greatest > 0, 127.0 / greatest, 0.0)
+    return (torch.round(groups * inverse) * (greatest / 127.0)).view(x.shape)
 
 
 def _by_row(function: Callable[[torch.Tensor], torch.Tensor], x: torch.Tensor, width: int) -> torch.Tensor:

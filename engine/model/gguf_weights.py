@@ -5,10 +5,13 @@ Made when a model is opened. Knows names and the rotary order; the bytes are Ggu
 
 import re
 from collections.abc import Mapping
+from dataclasses import replace
 
 import torch
 
+from engine.kernels.backend import QuantizedWeight
 from engine.model.architecture import Architecture, ModelConfig
+from engine.model.gguf_blocks import quantized_weight
 from engine.model.gguf_config import ROPE_FACTORS
 from engine.model.gguf_file import GgufFile
 from engine.model.tensors import EMBEDDING, FINAL_NORM, HEAD, layer_prefix
@@ -47,6 +50,20 @@ class GgufWeights:
         tensor = torch.from_numpy(self._file.read(self._stored[name]))
         heads = self._interleaved_heads.get(name)
         return tensor if heads is None else _halves(tensor, heads)
+
+    def quantized(self, name: str) -> QuantizedWeight | None:
+        stored = self._stored[name]
+        tensor = self._file.tensors[stored]
+        weight = quantized_weight(self._file.raw(stored), tensor.type, tensor.shape)
+        heads = self._interleaved_heads.get(name)
+        if weight is None or heads is None:
+            return weight
+        return replace(
+            weight,
+            codes=_halves(weight.codes, heads),
+            scales=_halves(weight.scales, heads),
+            least=None if weight.least is None else _halves(weight.least, heads),
+        )
 
     def raw(self, name: str) -> memoryview:
         return self._file.raw(self._stored[name])

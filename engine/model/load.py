@@ -8,11 +8,13 @@ from pathlib import Path
 from engine.errors import ModelError
 from engine.kernels.backend import Backend
 from engine.model.config import naming_model
-from engine.model.transformer import Transformer
+from engine.model.transformer import Quantization, Transformer
 from engine.model.weights import open_model
 
 
-def load_model(path: Path, backend: Backend, max_model_len: int) -> Transformer:
+def load_model(
+    path: Path, backend: Backend, max_model_len: int, quantization: Quantization = Quantization.NONE
+) -> Transformer:
     """Read, check and pack a Hugging Face folder or a GGUF file.
 
     max_model_len: most positions of a sequence, in [1, the model's own limit]. Raises ModelError with one
@@ -22,4 +24,4 @@ def load_model(path: Path, backend: Backend, max_model_len: int) -> Transformer:
     with naming_model(path):
         if not 1 <= max_model_len <= config.max_position:
             raise ModelError(f"max_model_len {max_model_len} is outside [1, {config.max_position}]")
-        return Transformer(config, weights, backend, max_model_len)
+        return Transformer(config, weights, backend, max_model_len, quantization)

@@ -11,6 +11,7 @@ import torch
 from safetensors import SafetensorError, safe_open
 
 from engine.errors import ModelError
+from engine.kernels.backend import QuantizedWeight
 from engine.model.huggingface_config import read_json
 
 SINGLE_FILE = "model.safetensors"
@@ -42,6 +43,9 @@ class SafetensorsWeights:
         """float32 or bfloat16, in the tensor's shape."""
         tensor = self._files[name].get_tensor(name)
         return tensor.float() if tensor.dtype is torch.float16 else tensor
+
+    def quantized(self, name: str) -> QuantizedWeight | None:
+        return None
 
     def raw(self, name: str) -> memoryview:
         tensor = self._files[name].get_tensor(name)

@@ -5,13 +5,15 @@ where rows stand and where their KV goes are arguments. Knows no sampling and no
 """
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from enum import Enum
 
 import torch
 
 from engine.errors import ModelError
-from engine.kernels.backend import AttentionMeta, Backend, PackedLinear
+from engine.kernels.backend import GROUP, AttentionMeta, Backend, PackedLinear, QuantizedWeight
 from engine.model.architecture import ModelConfig
+from engine.model.quantize import quantize
 from engine.model.rope import rope_tables
 from engine.model.tensors import EMBEDDING, FINAL_NORM, HEAD, layer_prefix
 from engine.model.weights import Weights
@@ -32,21 +34,36 @@ class Layer:
     window: int | None
 
 
+class Quantization(Enum):
+    """How the weights of products are kept. Where it cannot be done, for a width or a kind of file, they are floats."""
+
+    NONE = "none"
+    STORED = "stored"
+    """As small integers where the file has them so."""
+    INT8 = "int8"
+    INT4 = "int4"
+
+
 class Transformer:
     """A model on one backend. max_model_len: positions that its rotary tables cover."""
 
-    def __init__(self, config: ModelConfig, weights: Weights, backend: Backend, max_model_len: int) -> None:
+    def __init__(
+        self,
+        config: ModelConfig,
+        weights: Weights,
+        backend: Backend,
+        max_model_len: int,
+        quantization: Quantization = Quantization.NONE,
+    ) -> None:
         """Packs every weight; `weights` is not kept. Raises ModelError when a weight is not finite."""
         self.config = config
         self.backend = backend
         self.max_model_len = max_model_len
-        packer = _Packer(weights, backend)
-        embedding = packer.read(EMBEDDING)
-        self._embedding = embedding.to(backend.dtype, copy=True)
+        packer = _Packer(weights, backend, quantization)
+        self._embedding = packer.read(EMBEDDING).to(backend.dtype, copy=True)
         self._layers = tuple(_pack_layer(packer, config, layer) for layer in range(config.layers))
         self._final_norm = packer.norm(FINAL_NORM)
-        head = embedding if config.tie_word_embeddings else packer.read(HEAD)
-        self._head = backend.pack(head)
+        self._head = packer.product((EMBEDDING if config.tie_word_embeddings else HEAD,), None)
         self._cos, self._sin = rope_tables(config, max_model_len)
         self._scale = 1.0 / math.sqrt(config.head_dim)
 
@@ -98,9 +115,10 @@ class _Packer:
     What `read` returns may lie in a mapped file, and is copied before it is kept.
     """
 
-    def __init__(self, weights: Weights, backend: Backend) -> None:
+    def __init__(self, weights: Weights, backend: Backend, quantization: Quantization) -> None:
         self._weights = weights
         self._backend = backend
+        self._quantization = quantization
 
     def read(self, name: str) -> torch.Tensor:
         tensor = self._weights.read(name)
@@ -113,11 +131,44 @@ class _Packer:
 
     def linear(self, *names: str, bias: bool) -> PackedLinear:
         """One linear whose outputs are those of the named ones, in order."""
-        weight = self._join(names, "weight")
-        return self._backend.pack(weight, self._join(names, "bias") if bias else None)
+        biases = torch.cat([self.read(f"{name}.bias") for name in names]) if bias else None
+        return self.product(tuple(f"{name}.weight" for name in names), biases)
 
-    def _join(self, names: tuple[str, ...], kind: str) -> torch.Tensor:
-        return torch.cat([self.read(f"{name}.{kind}") for name in names])
+    def product(self, names: tuple[str, ...], bias: torch.Tensor | None) -> PackedLinear:
+        """names: of the weights whose outputs stand side by side."""
+        quantized = self._quantized(names)
+        if quantized is not None:
+            return self._backend.pack_quantized(quantized, bias)
+        return self._backend.pack(torch.cat([self.read(name) for name in names]), bias)
+
+    def _quantized(self, names: tuple[str, ...]) -> QuantizedWeight | None:
+        match self._quantization:
+            case Quantization.NONE:
+                return None
+            case Quantization.STORED:
+                return _joined(names, [self._weights.quantized(name) for name in names])
+        weight = torch.cat([self.read(name) for name in names])
+        return None if weight.shape[1] % GROUP else quantize(weight, _BITS[self._quantization])
+
+
+_BITS = {Quantization.INT8: 8, Quantization.INT4: 4}
+
+
+def _joined(names: tuple[str, ...], stored: list[QuantizedWeight | None]) -> QuantizedWeight | None:
+    """None unless all are of one kind. Raises ModelError when a scale is not finite."""
+    parts = [part for part in stored if part is not None]
+    if len(parts) < len(stored) or len({(part.bits, part.zero, part.least is None) for part in parts}) > 1:
+        return None
+    least = [part.least for part in parts if part.least is not None]
+    joined = replace(
+        parts[0],
+        codes=torch.cat([part.codes for part in parts]),
+        scales=torch.cat([part.scales for part in parts]),
+        least=torch.cat(least) if least else None,
+    )
+    if not all(halves.isfinite().all() for halves in (joined.scales, *least)):
+        raise ModelError(f"tensor {' or '.join(names)} holds values that are not finite")
+    return joined
 
 
 def _pack_layer(packer: _Packer, config: ModelConfig, layer: int) -> Layer:

@@ -13,6 +13,7 @@ from typing import Protocol
 
 import torch
 
+from engine.kernels.backend import QuantizedWeight
 from engine.model.architecture import ModelConfig
 from engine.model.config import naming_model
 from engine.model.gguf_config import read_gguf_config
@@ -29,14 +30,17 @@ DIGEST_SAMPLE_BYTES = 64 * 2**10
 class Weights(Protocol):
     """Tensors under Hugging Face names.
 
-    shapes: by name. stored_bytes: size of the content. read: a tensor, float32 or bfloat16. raw: its bytes as
-    stored. stored_as: name of the stored type.
+    shapes: by name. stored_bytes: size of the content. read: a tensor, float32 or bfloat16. quantized: it as stored,
+    where it is stored as small integers that a backend takes. raw: its bytes as stored. stored_as: name of the
+    stored type.
     """
 
     shapes: Mapping[str, tuple[int, ...]]
     stored_bytes: int
 
     def read(self, name: str) -> torch.Tensor: ...
+
+    def quantized(self, name: str) -> QuantizedWeight | None: ...
 
     def raw(self, name: str) -> memoryview: ...
 

@@ -10,6 +10,7 @@ from safetensors.torch import save_file
 from decode_worker.policy import DecodePolicy
 from engine.assembly import KV_BYTES_DEFAULT, KV_SHARE_OF_MEMORY, EngineWishes, assemble
 from engine.errors import CapacityError, ModelError
+from engine.model.transformer import Quantization
 from engine.sequence import SamplingParams, Sequence, StopRules
 
 HIDDEN, INNER, VOCAB, HEADS, KV_HEADS, HEAD_DIM, LAYERS = 16, 24, 40, 4, 2, 4, 2
@@ -138,6 +139,7 @@ def test_flags_become_wishes():
     flags = SimpleNamespace(
         dtype="bfloat16",
         kv_cache_dtype="auto",
+        quantization="int8",
         threads=3,
         max_model_len=9,
         block_size=8,
@@ -151,6 +153,7 @@ def test_flags_become_wishes():
         model="path",
         dtype=torch.bfloat16,
         kv_dtype=None,
+        quantization=Quantization.INT8,
         threads=3,
         max_model_len=9,
         block_size=8,

@@ -8,6 +8,7 @@ import torch
 
 from decode_worker.policy import DecodePolicy
 from engine.assembly import EngineWishes, assemble
+from engine.model.transformer import Quantization
 from engine.sequence import SamplingParams, Sequence, State, StopRules
 from service.model_source import resolve_model
 from tests.fakes.forcing_policy import Forcing
@@ -21,13 +22,23 @@ def tokens_of(seed, length):
     return [random.Random(seed).randrange(1000, 40000) for _ in range(length)]
 
 
-def engine_of(dtype, budget_tokens, threads=1):
+def engine_of(mode, budget_tokens, threads=1):
+    dtype, quantization = mode
     policy = DecodePolicy(budget_tokens=budget_tokens, seats=64)
-    wishes = replace(WISHES, dtype=dtype, threads=threads)
+    wishes = replace(WISHES, dtype=dtype, quantization=quantization, threads=threads)
     return assemble(wishes, policy, memory_bytes=4 << 30)
 
 
-@pytest.fixture(scope="module", params=[torch.float32, torch.bfloat16], ids=["float32", "bfloat16"])
+MODES = {
+    "float32": (torch.float32, Quantization.NONE),
+    "bfloat16": (torch.bfloat16, Quantization.NONE),
+    "gguf": (None, None),
+    "int8": (torch.bfloat16, Quantization.INT8),
+    "int4": (torch.bfloat16, Quantization.INT4),
+}
+
+
+@pytest.fixture(scope="module", params=MODES.values(), ids=MODES)
 def engine(request):
     return engine_of(request.param, 256)
 
@@ -70,9 +81,10 @@ def test_an_answer_is_the_same_in_a_crowd_of_16_and_with_every_chunk_size(engine
         assert answers(engine, chunk, crowd=16) == alone, f"in a crowd, chunks of {chunk}"
 
 
-def test_two_threads_give_the_bits_of_one():
-    one = answers(engine_of(torch.bfloat16, 256, threads=1), 64, crowd=4)
-    two = answers(engine_of(torch.bfloat16, 256, threads=2), 64, crowd=4)
+@pytest.mark.parametrize("mode", ["bfloat16", "gguf"])
+def test_two_threads_give_the_bits_of_one(mode):
+    one = answers(engine_of(MODES[mode], 256, threads=1), 64, crowd=4)
+    two = answers(engine_of(MODES[mode], 256, threads=2), 64, crowd=4)
     assert two == one
 
 

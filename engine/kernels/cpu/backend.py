@@ -9,8 +9,8 @@ import weakref
 
 import torch
 
-from engine.kernels.backend import AttentionMeta, PackedLinear
-from engine.kernels.cpu.library import Library, PackedWeight
+from engine.kernels.backend import AttentionMeta, PackedLinear, QuantizedWeight
+from engine.kernels.cpu.library import Library, PackedQuantized, PackedWeight
 
 
 class CpuBackend:
@@ -18,7 +18,8 @@ class CpuBackend:
 
     float32: inputs, weights and sums are float32. bfloat16: `linear` rounds its input and its weight to
     bfloat16 (nearest even) and sums in float32. All else, attention included, computes in float32; what it
-    reads from the cache is as the cache's dtype rounded it.
+    reads from the cache is as the cache's dtype rounded it. A quantized weight is used as it is, with its input
+    rounded to bytes; integers are summed exactly and groups in float32.
     """
 
     name = "cpu"
@@ -36,10 +37,17 @@ class CpuBackend:
         bias = None if bias is None else bias.to(torch.float32).contiguous()
         return self._library.pack(weight.to(self.dtype).contiguous(), bias)
 
+    def pack_quantized(self, weight: QuantizedWeight, bias: torch.Tensor | None = None) -> PackedLinear:
+        bias = None if bias is None else bias.to(torch.float32).contiguous()
+        return self._library.pack_quantized(weight, bias)
+
     def linear(self, x: torch.Tensor, linear: PackedLinear) -> torch.Tensor:
-        assert isinstance(linear, PackedWeight), linear
+        assert isinstance(linear, PackedWeight | PackedQuantized), linear
         out = torch.empty(x.shape[0], linear.out_features)
-        self._library.linear(self._thread_pool, x, linear, out)
+        if isinstance(linear, PackedQuantized):
+            self._library.quantized_linear(self._thread_pool, x, linear, out)
+        else:
+            self._library.linear(self._thread_pool, x, linear, out)
         return out
 
     def rms_norm(self, x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:

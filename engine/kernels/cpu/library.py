@@ -12,7 +12,7 @@ from pathlib import Path
 import torch
 
 from engine.errors import CapacityError
-from engine.kernels.backend import AttentionMeta
+from engine.kernels.backend import GROUP, AttentionMeta, QuantizedWeight
 
 _SUFFIXES = {torch.float32: "f32", torch.bfloat16: "bf16"}
 
@@ -25,6 +25,21 @@ class PackedWeight:
     in_features: int
     tiles: torch.Tensor
     bias: torch.Tensor | None
+
+
+class _Format(Structure):
+    _fields_ = (("bits", c_int), ("has_least", c_int), ("zero", c_int))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PackedQuantized:
+    """A quantized weight in tiles of output columns; `bias` is padded to whole tiles."""
+
+    out_features: int
+    in_features: int
+    tiles: torch.Tensor
+    bias: torch.Tensor | None
+    format: _Format
 
 
 class _Cache(Structure):
@@ -76,6 +91,18 @@ _SIGNATURES: dict[str, tuple[type, ...]] = {
     "add_rms_norm": (c_void_p, c_void_p, c_void_p, c_void_p, c_float, c_int64, c_int64, c_void_p),
     "rotary": (c_void_p, c_void_p, c_int64, c_int64, c_int64, c_int64, c_void_p, c_void_p, c_void_p),
     "silu_mul": (c_void_p, c_void_p, c_int64, c_int64, c_void_p),
+    "quantized_pack": (c_void_p, c_void_p, c_void_p, c_int64, c_int64, POINTER(_Format), c_void_p),
+    "quantized_linear": (
+        c_void_p,
+        c_void_p,
+        c_int64,
+        c_int64,
+        c_void_p,
+        POINTER(_Format),
+        c_int64,
+        c_void_p,
+        c_void_p,
+    ),
 }
 _BY_DTYPE = frozenset({"pack", "linear", "write_kv", "attention"})
 
@@ -94,11 +121,14 @@ class Library:
         self._declare("tile_columns", (), c_int64)
         self._declare("has_bf16", (), c_int)
         self._declare("lanes", (), c_int)
+        self._declare("quantized_columns", (), c_int64)
+        self._declare("quantized_bytes", (c_int64, c_int64, POINTER(_Format)), c_int64)
         for name, arguments in _SIGNATURES.items():
             suffixes = [f"_{suffix}" for suffix in _SUFFIXES.values()] if name in _BY_DTYPE else [""]
             for suffix in suffixes:
                 self._declare(name + suffix, arguments, None)
         self._tile_columns: int = self._library.crossdock_tile_columns()
+        self._quantized_columns: int = self._library.crossdock_quantized_columns()
 
     def has_bf16(self) -> bool:
         """Whether the processor multiplies bfloat16 by an instruction of its own."""
@@ -131,10 +161,40 @@ class Library:
         tiles = torch.empty(padded * (columns + columns % 2), dtype=weight.dtype)
         self._function("pack", weight.dtype)(weight.data_ptr(), rows, columns, tiles.data_ptr())
         if bias is not None:
-            _check(bias, torch.float32, 1)
-            assert bias.shape == (rows,), (bias.shape, rows)
-            bias = torch.nn.functional.pad(bias, (0, padded - rows))
+            bias = _padded(bias, rows, self._tile_columns)
         return PackedWeight(out_features=rows, in_features=columns, tiles=tiles, bias=bias)
+
+    def pack_quantized(self, weight: QuantizedWeight, bias: torch.Tensor | None) -> PackedQuantized:
+        """bias float32 [out]."""
+        _check(weight.codes, torch.uint8, 2)
+        rows, columns = weight.codes.shape
+        assert columns % GROUP == 0 and weight.bits in (4, 8), (columns, weight.bits)
+        for halves in (weight.scales, *(() if weight.least is None else (weight.least,))):
+            _check(halves, torch.float16, 2)
+            assert halves.shape == (rows, columns // GROUP), (halves.shape, rows, columns)
+        form = _Format(bits=weight.bits, has_least=weight.least is not None, zero=weight.zero)
+        size = self._library.crossdock_quantized_bytes(rows, columns, byref(form))
+        tiles = torch.empty(size, dtype=torch.uint8)
+        least = None if weight.least is None else weight.least.data_ptr()
+        sources = (weight.codes.data_ptr(), weight.scales.data_ptr(), least)
+        self._library.crossdock_quantized_pack(*sources, rows, columns, byref(form), tiles.data_ptr())
+        if bias is not None:
+            bias = _padded(bias, rows, self._quantized_columns)
+        return PackedQuantized(out_features=rows, in_features=columns, tiles=tiles, bias=bias, format=form)
+
+    def quantized_linear(
+        self, thread_pool: int, x: torch.Tensor, weight: PackedQuantized, out: torch.Tensor
+    ) -> None:
+        _check(x, torch.float32, 2)
+        _check(out, torch.float32, 2)
+        rows, columns = x.shape
+        assert columns == weight.in_features, (columns, weight.in_features)
+        assert out.shape == (rows, weight.out_features), (out.shape, rows, weight.out_features)
+        bias = None if weight.bias is None else weight.bias.data_ptr()
+        packed = (weight.tiles.data_ptr(), byref(weight.format), weight.out_features)
+        self._library.crossdock_quantized_linear(
+            thread_pool, x.data_ptr(), rows, columns, *packed, bias, out.data_ptr()
+        )
 
     def linear(self, thread_pool: int, x: torch.Tensor, weight: PackedWeight, out: torch.Tensor) -> None:
         _check(x, torch.float32, 2)
@@ -285,6 +345,13 @@ def _check(tensor: torch.Tensor, dtype: torch.dtype, dimensions: int) -> None:
         dimensions,
     )
     assert tensor.is_contiguous() and tensor.is_cpu, (tensor.stride(), tensor.device)
+
+
+def _padded(bias: torch.Tensor, rows: int, columns: int) -> torch.Tensor:
+    """The bias of `rows` outputs, zero up to whole tiles of `columns`."""
+    _check(bias, torch.float32, 1)
+    assert bias.shape == (rows,), (bias.shape, rows)
+    return torch.nn.functional.pad(bias, (0, -rows % columns))
 
 
 def _row_stride(x: torch.Tensor) -> int:

@@ -1,0 +1,100 @@
+"""What rounding weights and activations costs: the negative log-likelihood of a fixed text in each mode.
+
+    python -m benchmarks.quality [--text tests/data/quality.txt] [--modes none gguf int8 int4]
+
+The text is read as one sequence; the figure is the mean over its tokens, in nats, and how far it is from float32.
+"""
+
+import argparse
+from collections.abc import Sequence
+from pathlib import Path
+
+import torch
+
+from engine.cache.kv_cache import KVCache
+from engine.cache.layout import KVLayout
+from engine.kernels.backend import AttentionMeta
+from engine.kernels.select import choose_backend
+from engine.model.load import load_model
+from engine.model.transformer import Quantization, Transformer
+from gateway.tokenizer import load_tokenizer
+from service.config import DEFAULT_MODEL
+from service.model_source import resolve_model
+
+TEXT = Path("tests/data/quality.txt")
+CHUNK = 256
+BLOCK = 16
+MODES = {
+    "none": Quantization.NONE,
+    "gguf": Quantization.STORED,
+    "int8": Quantization.INT8,
+    "int4": Quantization.INT4,
+}
+
+
+def token_ids(text: str) -> list[int]:
+    return list(load_tokenizer(resolve_model(DEFAULT_MODEL)).encode(text))
+
+
+def likelihood(
+    ids: Sequence[int],
+    *,
+    dtype: torch.dtype,
+    quantization: Quantization = Quantization.NONE,
+    threads: int = 1,
+) -> float:
+    """Mean negative log-likelihood of each token but the first, in nats. dtype: of weights and cache."""
+    path = resolve_model(DEFAULT_MODEL)
+    model = load_model(path, choose_backend(dtype, threads).backend, len(ids), quantization)
+    config = model.config
+    layout = KVLayout(
+        model_digest="",
+        layers=config.layers,
+        kv_heads=config.kv_heads,
+        head_dim=config.head_dim,
+        block_size=BLOCK,
+        dtype=dtype,
+    )
+    cache = KVCache(layout, layout.blocks_for(len(ids)))
+    total = sum(
+        _chunk(model, cache, ids, first, min(first + CHUNK, len(ids) - 1))
+        for first in range(0, len(ids) - 1, CHUNK)
+    )
+    return total / (len(ids) - 1)
+
+
+def _chunk(model: Transformer, cache: KVCache, ids: Sequence[int], first: int, end: int) -> float:
+    """The sum over the tokens that follow positions first .. end - 1."""
+    positions = torch.arange(first, end, dtype=torch.int32)
+    meta = AttentionMeta(
+        positions=positions,
+        slots=positions.long(),
+        query_starts=torch.tensor([0, end - first], dtype=torch.int32),
+        context_lengths=torch.tensor([end], dtype=torch.int32),
+        block_tables=torch.arange(cache.num_blocks, dtype=torch.int32).unsqueeze(0),
+    )
+    rows = torch.arange(end - first)
+    with torch.inference_mode():
+        logits = model.forward(torch.tensor(ids[first:end]), cache.tensor, meta, rows)
+    following = torch.tensor(ids[first + 1 : end + 1])
+    return float(torch.nn.functional.cross_entropy(logits, following, reduction="sum"))
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--text", type=Path, default=TEXT)
+    parser.add_argument("--modes", nargs="+", default=list(MODES), choices=list(MODES))
+    parser.add_argument("--threads", type=int, default=1)
+    options = parser.parse_args()
+    ids = token_ids(options.text.read_text(encoding="utf-8"))
+    exact = likelihood(ids, dtype=torch.float32, threads=options.threads)
+    print(f"{len(ids)} tokens\nfloat32        {exact:.5f}")
+    for mode in options.modes:
+        found = likelihood(ids, dtype=torch.bfloat16, quantization=MODES[mode], threads=options.threads)
+        print(f"bfloat16 {mode:5} {found:.5f}  {found / exact - 1:+.2%}", flush=True)
+
+
+if __name__ == "__main__":
+    main()
