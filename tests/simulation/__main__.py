@@ -33,6 +33,7 @@ def _run(seeds, jobs, started):
         for number, (happened, failed) in enumerate(pool.imap_unordered(history.run_many, chunks), 1):
             counts.update(happened)
             failures += failed
+            sys.stderr.writelines(f"\n{each.splitlines()[0]}\n" for each in failed)
             done = min(number * CHUNK, len(seeds))
             rate = done / (time.perf_counter() - started)
             sys.stderr.write(f"\r{done}/{len(seeds)} histories, {rate:.0f}/s, {len(failures)} failed ")
