@@ -14,8 +14,7 @@ import grpc
 import zmq
 from zmq.utils.monitor import recv_monitor_message
 
-from kvtransfer import wire
-from kvtransfer.shm_ring import NO_SLOT, pack_message
+from kvtransfer import shm_ring, wire
 
 PREFACE = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"
 SETTINGS = bytes([0, 0, 0, 4, 0, 0, 0, 0, 0])
@@ -162,8 +161,8 @@ def send(listener, data):
 
 def pack(listener, data):
     """The bytes as packets between processes of one host: about no slot, about one, and about none there is."""
-    for slot in (NO_SLOT, 0, 1 << 30):
-        throw(listener, pack_message(data[: PIECE_BYTES - 4], slot))
+    for slots in ((), (0,), (1 << 30,)):
+        throw(listener, shm_ring.pack(data[: PIECE_BYTES - 8], slots))
 
 
 def _misdirected_greeting():

@@ -47,7 +47,7 @@ NUMBERS = [
     ("top_k", f"[0, {VOCAB}]", [-1, VOCAB + 1, 2**31 - 1, -(2**31)]),
     ("max_tokens", f"[1, {LENGTH}]", [0, -1, LENGTH + 1, 2**31 - 1, -(2**31)]),
     ("min_tokens", f"[0, {LENGTH}]", [-1, LENGTH + 1, 2**31 - 1]),
-    ("n", "must be 1", [0, -1, 2, 2**31 - 1]),
+    ("n", "must be in [1, 16]", [0, -1, 17, 2**31 - 1]),
 ]
 # What is asked, the field that is named, and how its limit is put.
 INVALID_SPECS = [
@@ -234,7 +234,7 @@ HTTP_BODIES = [
     (b'{"prompt": "hi", "temperature": 2.5}', "temperature", "[0, 2]"),
     (b'{"prompt": "hi", "top_p": 1e308}', "top_p", "(0, 1]"),
     (b'{"prompt": "hi", "logprobs": 21}', "logprobs", "[0, 20]"),
-    (b'{"prompt": "hi", "n": 2}', "n", "must be 1"),
+    (b'{"prompt": "hi", "n": 17}', "n", "must be in [1, 16]"),
     (b'{"prompt": "hi", "stop": [""]}', "stop[0]", "1 to 256 bytes"),
     (b'{"prompt": "hi", "stop_token_ids": [49152]}', "stop_token_ids", f"[0, {VOCAB})"),
     (b'{"prompt": "hi", "stream": "yes"}', "stream", "true or false"),

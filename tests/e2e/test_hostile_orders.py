@@ -57,7 +57,7 @@ ROLES = {
     "submit": (pb_grpc.PrefillServiceStub, pb.PrefillServiceAttachRequest, pb.SubmitPrompt),
     "reserve": (pb_grpc.DecodeServiceStub, pb.DecodeServiceAttachRequest, pb.Reserve),
 }
-ABOUT_THE_WORKER = ("welcome", "load", "audit")
+ABOUT_THE_WORKER = ("welcome", "load", "audit", "cache")
 
 
 async def answer_to(channel, verb, ticket, fields):

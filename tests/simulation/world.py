@@ -20,6 +20,8 @@ from tests.simulation.workers import DecodeProcess, PrefillProcess
 
 LOOK_S = 0.2
 ALL_ENDED_WITHIN_S = 50.0
+CHOICE_ENDED_WITHIN_S = 20.0
+"""More for each choice: in a small pool they go one by one, and each may lose attempts a lease long."""
 COUNTED_AS = {"I9": "leaks", "I11": "hangs", "I12": "hangs"}
 DISTURBING = set(Kind) - {*PACKET_KINDS, Kind.CANCEL}
 RECOUNT_SHARE = 0.06
@@ -91,6 +93,8 @@ class World:
     def finish(self):
         """Go on until all is over. Raises Violation."""
         look_at = LOOK_S
+        choices = sum(len(client.choices) for client in self.present)
+        patience_s = ALL_ENDED_WITHIN_S + CHOICE_ENDED_WITHIN_S * choices
         quiet_from = max((self.nemesis.over_at, *(client.wish.at for client in self.present)))
         while True:
             self.step()
@@ -98,7 +102,7 @@ class World:
                 look_at = self.agenda.now + LOOK_S
                 if self.agenda.now > quiet_from and self._all_over():
                     return
-                if self.agenda.now > quiet_from + ALL_ENDED_WITHIN_S:
+                if self.agenda.now > quiet_from + patience_s:
                     self._fail_hanging()
 
     def start(self, name):
