@@ -14,7 +14,7 @@ from kvtransfer import schema
 from kvtransfer.errors import Reason, TicketRefused, WireError
 from kvtransfer.identity import EPOCH, WORKER_ID, Identity
 
-TICKET_VERSION = 1
+TICKET_VERSION = 2
 TICKET_ID_BYTES = 16
 FINGERPRINT_BYTES = 32
 KEY_BYTES_MIN = 16

@@ -84,7 +84,7 @@ def test_a_model_with_fewer_tokens_than_the_tokenizer_is_refused_and_sets_no_exa
 @pytest.mark.parametrize(
     ("field", "value"),
     [
-        ("protocol_version", 2),
+        ("protocol_version", 1),
         ("worker_id", ""),
         ("worker_id", "é" * 65),
         ("layout_fingerprint", b""),

@@ -40,7 +40,7 @@ def ended(detail=""):
         ({"cancel": pb.Cancel(request_id="r")}, grpc.StatusCode.INVALID_ARGUMENT),
         ({}, grpc.StatusCode.INVALID_ARGUMENT),
         ({"hello": pb.Hello(**{**HELLO, "protocol_version": 0})}, grpc.StatusCode.FAILED_PRECONDITION),
-        ({"hello": pb.Hello(**{**HELLO, "protocol_version": 2})}, grpc.StatusCode.FAILED_PRECONDITION),
+        ({"hello": pb.Hello(**{**HELLO, "protocol_version": 1})}, grpc.StatusCode.FAILED_PRECONDITION),
         ({"hello": pb.Hello(**{**HELLO, "gateway_id": ""})}, grpc.StatusCode.INVALID_ARGUMENT),
         ({"hello": pb.Hello(**{**HELLO, "gateway_id": "g" * 129})}, grpc.StatusCode.INVALID_ARGUMENT),
     ],
