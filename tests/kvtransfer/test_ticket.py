@@ -8,7 +8,7 @@ import msgpack
 import pytest
 
 from kvtransfer.errors import Reason, TicketRefused, WireError
-from kvtransfer.ticket import Ticket, open_sealed, seal
+from kvtransfer.ticket import TICKET_VERSION, Ticket, open_sealed, seal
 
 
 def test_a_sealed_ticket_opens_to_the_same_ticket(world):
@@ -46,7 +46,7 @@ def test_a_ticket_longer_than_the_limit_is_refused(world):
 def test_a_well_signed_ticket_with_a_wrong_type_is_refused(world, field):
     ticket = world.ticket()
     names = [each.name for each in fields(Ticket)]
-    values = [1, *(getattr(ticket, name) for name in names)]
+    values = [TICKET_VERSION, *(getattr(ticket, name) for name in names)]
     signed(world, values)  # opens as it is
     values[1 + names.index(field)] = True
     with pytest.raises(TicketRefused):
@@ -54,8 +54,8 @@ def test_a_well_signed_ticket_with_a_wrong_type_is_refused(world, field):
 
 
 def test_a_well_signed_ticket_of_another_version_or_length_is_refused(world):
-    values = [1, *(getattr(world.ticket(), each.name) for each in fields(Ticket))]
-    for changed in ([2, *values[1:]], [True, *values[1:]], values[:-1], [*values, 0], []):
+    values = [TICKET_VERSION, *(getattr(world.ticket(), each.name) for each in fields(Ticket))]
+    for changed in ([TICKET_VERSION + 1, *values[1:]], [True, *values[1:]], values[:-1], [*values, 0], []):
         with pytest.raises(TicketRefused):
             signed(world, changed)
 
