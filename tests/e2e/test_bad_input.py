@@ -319,6 +319,7 @@ def small_stack():
 
 
 async def test_what_the_pool_can_never_hold_is_refused_with_the_numbers(small_stack):
+    """Case 54."""
     async with grpc.aio.insecure_channel(small_stack.grpc) as channel:
         for asked, field, rule in (
             (spec([5] * 641), "token_ids.ids", "at most 640"),

@@ -105,6 +105,7 @@ def uninterrupted(sampling):
 def test_given_up_at_any_position_it_goes_on_with_the_very_same_tokens(
     length, sampling, swap_blocks, scope, block_size
 ):
+    """Case 51 and case 52."""
     core = make_core(Forcing(POLICY, length), block_size=block_size, swap_blocks=swap_blocks)
     core.submit(make_sequence(core, scope=scope, sampling=sampling))
     assert run(core, again=attempt_after(core))["s"] == uninterrupted(sampling)
@@ -138,6 +139,7 @@ def test_a_prompt_that_is_being_computed_is_not_given_up():
 @pytest.mark.parametrize("share", [0.0, 0.4])
 @pytest.mark.parametrize("scope", [b"", b"s"])
 def test_a_pool_of_one_and_a_half_requests_serves_twenty_that_wait(swap_blocks, share, scope):
+    """Case 41, and case 42: in one process."""
     policy = DecodePolicy(budget_tokens=16, seats=16, passing_s=0.05)
     core = make_core(policy, blocks=10, swap_blocks=swap_blocks, share=share)
     prompts = [[(n * 7 + k) % VOCAB for k in range(6)] for n in range(20)]

@@ -73,6 +73,7 @@ def test_a_lost_pair_at_any_moment_costs_nothing_but_time(turn):
 
 
 def test_a_pool_of_one_and_a_half_requests_serves_twenty_one_after_the_other():
+    """Case 21 and case 41."""
     world = World(quiet([wish(n, 20, 6) for n in range(20)], blocks=9))
     world.run()
     for n, client in enumerate(world.clients):
@@ -83,6 +84,7 @@ def test_a_pool_of_one_and_a_half_requests_serves_twenty_one_after_the_other():
 @pytest.mark.parametrize("swap_blocks", [0, 6, 64])
 @pytest.mark.parametrize("headroom", [0.0, 0.1])
 def test_answers_that_outgrow_the_pool_together_are_given_up_and_resumed_exactly(swap_blocks, headroom):
+    """Case 46 and case 55."""
     scenario = quiet(
         [wish(n, 8, 40) for n in range(20)], blocks=18, swap_blocks=swap_blocks, headroom=headroom
     )
@@ -99,6 +101,7 @@ def test_answers_that_outgrow_the_pool_together_are_given_up_and_resumed_exactly
 
 @pytest.mark.parametrize("length", range(11, 24))
 def test_an_answer_that_is_given_up_at_any_position_goes_on_through_the_gateway(length, monkeypatch):
+    """Case 51 and case 52."""
     policy = Forcing(DecodePolicy(budget_tokens=64, seats=8), length)
     monkeypatch.setattr(DecodeProcess, "make_policy", lambda process: policy)
     world = World(quiet([replace(wish(1, 10, 14), temperature=1.0, seed=77)]))

@@ -47,6 +47,7 @@ def ends(model, states):
 @pytest.mark.parametrize("swap", [False, True], ids=["given back", "swapped"])
 @pytest.mark.parametrize(("requests", "shape", "passing_s", "tight"), CASES)
 def test_whoever_waits_gets_on_and_nobody_is_given_up_too_often(requests, shape, passing_s, tight, swap):
+    """Case 41, over all orders of events."""
     given_up = 0
     for limits in requests:
         model = PairModel(limits=limits, passing_s=passing_s, swap=swap, blocks=6, prompt_blocks=6, **shape)

@@ -188,6 +188,7 @@ def test_a_big_reservation_is_granted_in_a_bounded_time_however_many_small_ones_
 
 
 def test_those_that_are_passed_by_take_no_seat():
+    """Case 45."""
     coming = [
         SequenceView(id=(f"c{n}", 1, 0), uncomputed=9, length=9, blocks_to_start=1, arrived=0.0, coming=8)
         for n in range(6)

@@ -64,6 +64,7 @@ def test_what_is_swapped_out_goes_on_by_itself_and_nobody_hears_of_it(order_of):
 
 @pytest.mark.parametrize("how", ["cancel", "drop"])
 def test_a_request_that_leaves_while_swapped_out_leaves_the_host_memory_idle(order_of, how):
+    """Case 13."""
     bench = bench_that_gives_up(9, swap_blocks=8)
     order = order_of(max_tokens=9)
     begin(bench, order)
