@@ -5,31 +5,14 @@
 // bfloat16 (two consecutive inputs side by side, as the dot-product instruction reads them). Padding is zero.
 #include <algorithm>
 
+#include "packing.h"
 #include "simd.h"
 #include "thread_pool.h"
-
-#if defined(__linux__)
-#include <sys/mman.h>
-#endif
 
 namespace crossdock {
 namespace {
 
 constexpr size_t kPanelRows = 84 * kTileRows;  // bounds the scratch memory for rounded activations
-
-size_t divide_up(size_t value, size_t divisor) { return (value + divisor - 1) / divisor; }
-
-// Weights are read once per step: with 4 KiB pages the walk, not the memory, sets the pace.
-void prefer_huge_pages(void* memory, size_t bytes) {
-#if defined(__linux__)
-    constexpr uintptr_t page = 4096;
-    const uintptr_t begin = (reinterpret_cast<uintptr_t>(memory) + page - 1) / page * page;
-    const uintptr_t end = (reinterpret_cast<uintptr_t>(memory) + bytes) / page * page;
-    if (begin < end) madvise(reinterpret_cast<void*>(begin), end - begin, MADV_HUGEPAGE);
-#else
-    (void)memory, (void)bytes;
-#endif
-}
 
 template <class Element>
 void pack(const Element* weight, size_t out, size_t in, size_t group, Element* packed) {

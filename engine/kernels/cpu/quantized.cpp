@@ -8,12 +8,9 @@
 // each output of a vector; codes of 4 bits share bytes, the first half of a group in the low bits. Padding is zero.
 #include <algorithm>
 
+#include "packing.h"
 #include "simd.h"
 #include "thread_pool.h"
-
-#if defined(__linux__)
-#include <sys/mman.h>
-#endif
 
 namespace crossdock {
 namespace {
@@ -26,8 +23,6 @@ constexpr int kRows = 6;
 constexpr size_t kPanelRows = 64 * kRows;  // bounds the scratch memory for rounded activations
 
 typedef uint8_t Codes __attribute__((vector_size(kLanes * 4)));
-
-size_t divide_up(size_t value, size_t divisor) { return (value + divisor - 1) / divisor; }
 
 size_t group_bytes(int bits, bool has_least) {
     return kColumns * (kGroup * bits / 8 + sizeof(uint16_t) * (has_least ? 2 : 1));
@@ -272,11 +267,7 @@ void crossdock_quantized_pack(const uint8_t* codes, const uint16_t* scales, cons
     const size_t groups = in / kGroup;
     const size_t bytes = group_bytes(format->bits, format->has_least);
     const size_t size = crossdock_quantized_bytes(out, in, format);
-#if defined(__linux__)
-    const uintptr_t first = (reinterpret_cast<uintptr_t>(packed) + 4095) / 4096 * 4096;
-    const uintptr_t last = (reinterpret_cast<uintptr_t>(packed) + size) / 4096 * 4096;
-    if (first < last) madvise(reinterpret_cast<void*>(first), last - first, MADV_HUGEPAGE);
-#endif
+    prefer_huge_pages(packed, size);
     std::memset(packed, 0, size);
     for (size_t n = 0; n < static_cast<size_t>(out); ++n) {
         for (size_t group = 0; group < groups; ++group) {
