@@ -99,6 +99,9 @@ def run(options: WorkerOptions, role: Role) -> None:
     keep_freed_memory(KEPT_BYTES)
     if engine.note:
         structlog.get_logger().warning(engine.note)
+    if options.max_model_len is not None and engine.capacity.tokens_max < options.max_model_len:
+        shorter = f"requests have at most {engine.capacity.tokens_max} tokens: more do not fit the KV blocks"
+        structlog.get_logger().warning(shorter, max_model_len=options.max_model_len)
     server.run(_serve(options, role, engine))
 
 

@@ -164,7 +164,7 @@ def assemble(wishes: EngineWishes, policy: Policy, *, memory_bytes: int) -> Engi
         sampler=Sampler(),
         policy=policy,
         caching=wishes.caching,
-        swap=_swap_space(wishes, cache),
+        swap=_swap_space(wishes, cache, memory_bytes - num_blocks * layout.block_bytes()),
     )
     return Engine(
         config=config,
@@ -197,12 +197,15 @@ def _read_config(wishes: EngineWishes) -> ModelConfig:
     return config
 
 
-def _swap_space(wishes: EngineWishes, cache: KVCache) -> SwapSpace | None:
+def _swap_space(wishes: EngineWishes, cache: KVCache, memory_bytes: int) -> SwapSpace | None:
     if wishes.swap_bytes == 0:
         return None
     needed = cache.layout.block_bytes()
     if wishes.swap_bytes < needed:
         raise CapacityError(f"{wishes.swap_bytes} bytes of swap space hold no block of {needed} bytes")
+    if wishes.swap_bytes > memory_bytes:
+        left = f"the {memory_bytes} that the KV cache leaves"
+        raise CapacityError(f"{wishes.swap_bytes} bytes of swap space are more than {left}")
     return SwapSpace(cache, wishes.swap_bytes // needed)
 
 
