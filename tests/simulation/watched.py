@@ -157,7 +157,9 @@ class WatchedRunner(HashRunner):
 
     def run(self, batch):
         for copy in batch.copies:
-            self._require_ready(copy.source, written=False)
+            # Whoever copies has just let go of the source: others own it, or it could not be found by its prefix.
+            if copy.source not in self._pool.index or not self._pool.owners[copy.source]:
+                self._require_ready(copy.source, written=False)
             self._require_ready(copy.target, written=True)
         for item in batch.items:
             for place, block in enumerate(item.block_table):
