@@ -34,7 +34,7 @@ from kvtransfer.source_endpoint import TransferSource
 from kvtransfer.target_endpoint import TransferTarget
 from kvtransfer.ticket import Ticket, mint, seal
 from kvtransfer.transport import Arrival, LinkStatus
-from service.machine import KEPT_BYTES, keep_freed_memory
+from service.machine import KEPT_BYTES, keep_freed_memory, take_short_turns
 
 KEY = bytes(32)
 SOURCE = Identity(worker_id="source", epoch=1)
@@ -60,6 +60,7 @@ def filled_cache(layout: KVLayout, blocks: int, value: int) -> KVCache:
 def receive(pipe: Connection, kind: str, dtype: str, blocks: int, folder: str) -> None:
     """The other process: gets a ticket and takes a transfer, gets None and takes a bare send, gets False and ends."""
     keep_freed_memory(KEPT_BYTES)
+    take_short_turns()
     cache = filled_cache(layout_of(dtype), blocks, 1)
     places = [cache.block_view(index) for index in range(blocks)]
     with receiving(cache, kind, places, folder) as target, bare_receiver(kind, places, folder) as bare:
@@ -284,6 +285,7 @@ def main() -> None:
     parser.add_argument("--kinds", nargs="+", default=["shm", "ipc", "tcp"], choices=["shm", "ipc", "tcp"])
     parser.add_argument("--dtypes", nargs="+", default=list(DTYPES), choices=list(DTYPES))
     options = parser.parse_args()
+    take_short_turns()
     for dtype in options.dtypes:
         for kind in options.kinds:
             with tempfile.TemporaryDirectory() as folder:

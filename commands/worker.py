@@ -26,7 +26,13 @@ from kvtransfer.ticket import key_check
 from service import server, worker_rim
 from service.config import WorkerOptions
 from service.errors import InvalidRequest
-from service.machine import KEPT_BYTES, bind_to_cores, free_memory_bytes, keep_freed_memory
+from service.machine import (
+    KEPT_BYTES,
+    bind_to_cores,
+    free_memory_bytes,
+    keep_freed_memory,
+    take_short_turns,
+)
 from service.model_source import resolve_model
 from service.orders import OrderLimits
 from service.reports import EndCause, Report, Response
@@ -97,6 +103,7 @@ def run(options: WorkerOptions, role: Role) -> None:
     wishes = EngineWishes.of(options, resolve_model(options.model))
     engine = assemble(wishes, role.policy(options), memory_bytes=free_memory_bytes())
     keep_freed_memory(KEPT_BYTES)
+    take_short_turns()
     if engine.note:
         structlog.get_logger().warning(engine.note)
     if options.max_model_len is not None and engine.capacity.tokens_max < options.max_model_len:

@@ -23,7 +23,7 @@ from kvtransfer.transport import Arrival, Delivery, LinkStatus, PeerGone, unread
 from kvtransfer.watch import Watch
 
 SCHEME = "shm"
-STAGING_BYTES = 8 * 1024 * 1024
+STAGING_BYTES = 16 * 1024 * 1024
 """Per connection: few enough to stay in a cache, enough that neither end waits for the other."""
 SLOTS_MIN = 4
 TELLS_PER_RING = 4

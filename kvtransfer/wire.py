@@ -20,7 +20,7 @@ from kvtransfer.ticket import ATTEMPT, FINGERPRINT_BYTES, SEALED_BYTES_MAX, TICK
 
 WIRE_VERSION = 2
 HEADER_BYTES_MAX = 64 * 1024
-RUN_BYTES_MAX = 1024 * 1024
+RUN_BYTES_MAX = 3 * 1024 * 1024
 """Block bytes of one message, unless one block is larger."""
 RUN_BLOCKS_MAX = 64
 RESEND_INDICES_MAX = 1024
