@@ -27,7 +27,7 @@ VERBS = {
     "prefill-worker": Verb("commands.process", "prefill_worker_main", "one prefill worker"),
     "decode-worker": Verb("commands.process", "decode_worker_main", "one decode worker"),
     "generate": Verb("commands.generate", "main", "a prompt's answer, streamed to the terminal"),
-    "keys": Verb("commands.keys", "main", "keys for KV blocks between machines"),
+    "keys": Verb("commands.keys", "main", "keys for KV blocks between machines, and API keys"),
     "status": Verb("commands.status", "main", "what runs where"),
     "audit": Verb("commands.audit", "main", "whether every worker's block ledger balances"),
 }

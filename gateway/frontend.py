@@ -42,9 +42,15 @@ class Frontend:
     ready: Callable[[], bool]
 
     async def accept(
-        self, spec: inference_pb2.GenerationSpec, time_left_s: float | None, *, streamed: bool = False
+        self,
+        spec: inference_pb2.GenerationSpec,
+        time_left_s: float | None,
+        *,
+        tenant: str,
+        streamed: bool = False,
     ) -> Request:
-        """Raises as validation.accept. Long texts are tokenised on another thread."""
+        """tenant: who asks, as the credential says. Raises as validation.accept. Long texts are tokenised on
+        another thread."""
         card, now, today = self.card(), self.monotonic(), self.wall()
 
         def work() -> Request:
@@ -57,6 +63,7 @@ class Frontend:
                 now=now,
                 today=today,
                 time_left_s=time_left_s,
+                tenant=tenant,
                 streamed=streamed,
             )
 

@@ -14,9 +14,11 @@ import structlog
 
 from crossdock.v1 import inference_pb2, inference_pb2_grpc
 from gateway import messages
+from gateway.access import Access
 from gateway.frontend import Frontend
 from gateway.request import Request
 from service.errors import InternalFault, ServiceError
+from service.guard import authorization
 from service.status import abort
 
 REQUEST_ID_KEY = "x-request-id"
@@ -27,10 +29,11 @@ _log = structlog.stdlib.get_logger(__name__)
 
 
 class InferenceServicer(inference_pb2_grpc.InferenceServiceServicer):
-    """crossdock.v1.InferenceService over one frontend."""
+    """crossdock.v1.InferenceService over one frontend. access: whose a call is."""
 
-    def __init__(self, frontend: Frontend) -> None:
+    def __init__(self, frontend: Frontend, access: Access) -> None:
         self._frontend = frontend
+        self._access = access
 
     async def Generate(
         self, request: inference_pb2.GenerateRequest, context: Context
@@ -84,7 +87,10 @@ class InferenceServicer(inference_pb2_grpc.InferenceServiceServicer):
     async def _accept(
         self, spec: inference_pb2.GenerationSpec, context: Context, *, streamed: bool
     ) -> Request:
-        accepted = await self._frontend.accept(spec, context.time_remaining(), streamed=streamed)
+        tenant = self._access.tenant(authorization(context))
+        accepted = await self._frontend.accept(
+            spec, context.time_remaining(), tenant=tenant, streamed=streamed
+        )
         context.set_trailing_metadata(((REQUEST_ID_KEY, accepted.id),))  # a later refusal carries it too
         return accepted
 

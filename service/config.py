@@ -39,6 +39,7 @@ KVAdvertised = Annotated[
 ]
 KVTransports = Annotated[tuple[Literal["auto", "gloo", "nccl"], ...], BeforeValidator(units.parse_list)]
 Cores = Annotated[tuple[Annotated[int, Field(ge=0)], ...], BeforeValidator(units.parse_list)]
+Names = Annotated[tuple[str, ...], BeforeValidator(units.parse_list)]
 Key = Annotated[SecretBytes, BeforeValidator(units.parse_key)]
 Secret = Annotated[SecretStr, BeforeValidator(units.parse_secret)]
 
@@ -56,6 +57,14 @@ class Options(BaseModel):
         10.0, ge=0, description="seconds that running requests are given after SIGTERM"
     )
     allow_wildcard_bind: bool = Field(False, description="let a server listen on every interface")
+    allow_insecure: bool = Field(False, description="let other machines reach a server without TLS")
+    ssl_certfile: Path | None = Field(
+        None, description="certificate of the servers, PEM; with it they speak TLS"
+    )
+    ssl_keyfile: Path | None = Field(None, description="its key, PEM")
+    ssl_ca_certs: Path | None = Field(
+        None, description="authorities, PEM; with them every client needs a certificate of theirs"
+    )
     die_with_parent: bool = Field(
         False, description="exit as soon as whoever holds the other end of standard input is gone"
     )
@@ -160,8 +169,14 @@ class FrontOptions(Options):
         4 << 20, le=1 << 30, description="largest request, over HTTP as well"
     )
     queue_requests_max: int = Field(1024, ge=1, description="requests that may be live at the gateway")
+    api_keys: Path | None = Field(
+        None, description="file of API keys, as `crossdock keys --api` makes it; default: none are needed"
+    )
     control_token: Secret | None = Field(
         None, description="credential of the control service, or @file; default: loopback peers only"
+    )
+    control_identities: Names = Field(
+        (), description="names in clients' certificates that may use the control service"
     )
     enable_reflection: bool = Field(True, description="gRPC server reflection")
 
@@ -171,6 +186,12 @@ class GatewayOptions(ModelOptions, FrontOptions):
 
     prefill_workers: Addresses = Field(min_length=1, description="gRPC addresses of the prefill workers")
     decode_workers: Addresses = Field(min_length=1, description="gRPC addresses of the decode workers")
+    worker_ssl_ca_certs: Path | None = Field(
+        None,
+        description="authorities of the workers' certificates, PEM; with them workers are dialled over TLS",
+    )
+    worker_ssl_certfile: Path | None = Field(None, description="our certificate for workers, PEM")
+    worker_ssl_keyfile: Path | None = Field(None, description="its key, PEM")
     ticket_key: Key = Field(description="key of the tickets, hexadecimal or @file; best in the environment")
 
 

@@ -91,7 +91,12 @@ def parse_key(value: object) -> object:
 
 def parse_secret(value: object) -> object:
     """A secret text, or "@path" of a file that holds it."""
-    return _text_of(value).strip() if isinstance(value, str) else value
+    if not isinstance(value, str):
+        return value
+    secret = _text_of(value).strip()
+    if not secret:
+        raise ValueError("a secret is not empty")
+    return secret
 
 
 def _text_of(value: str) -> str:

@@ -12,10 +12,15 @@ from dataclasses import dataclass
 import grpc
 import structlog
 
+from service import worker_access
+from service.bind_rules import BindRules
 from service.config import WorkerOptions
+from service.guard import Guard
 from service.health import Health
 from service.readiness import Field, announce
 from service.server import Cleanup, bind, create_server, run_until_signal
+from service.tls import server_tls
+from service.watched_files import keep_fresh
 from service.worker_rim import WorkerRim
 
 KEEPALIVE_MS = 2_000
@@ -37,15 +42,20 @@ class WorkerService:
 
 
 async def serve_worker(options: WorkerOptions, service: WorkerService) -> None:
-    """Serve until SIGTERM or SIGINT. Raises BindError."""
-    server = create_server(keepalive_ms=KEEPALIVE_MS, ping_timeout_ms=KEEPALIVE_MS)
+    """Serve until SIGTERM or SIGINT. Raises BindError, or StartupError when TLS cannot be had."""
+    guard = Guard(worker_access.check_with(options.ticket_key.get_secret_value()))
+    server = create_server([guard], keepalive_ms=KEEPALIVE_MS, ping_timeout_ms=KEEPALIVE_MS)
+    tls = server_tls(options.ssl_certfile, options.ssl_keyfile, options.ssl_ca_certs)
+    rules = BindRules(allow_wildcard=options.allow_wildcard_bind, allow_insecure=options.allow_insecure)
     health = Health([service.name])
     await health.register(server)
     service.register(server)
-    port = bind(server, options.listen, allow_wildcard=options.allow_wildcard_bind)
+    port = bind(server, options.listen, rules, tls)
     await server.start()
     await health.set_ready(True)
-    reporter = asyncio.create_task(service.rim.report_load())
+    background = [asyncio.create_task(service.rim.report_load())]
+    if tls is not None:
+        background.append(asyncio.create_task(keep_fresh([tls.refresh])))
     address = f"{options.listen.rpartition(':')[0]}:{port}" if port else options.listen
     announce({"grpc": address, **service.facts})
     try:
@@ -57,7 +67,8 @@ async def serve_worker(options: WorkerOptions, service: WorkerService) -> None:
             cleanups=service.cleanups,
         )
     finally:
-        reporter.cancel()
+        for task in background:
+            task.cancel()
 
 
 def crash(error: BaseException | None) -> None:

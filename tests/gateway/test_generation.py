@@ -17,7 +17,7 @@ from service.errors import InternalFault, Unavailable
 def ask(frontend_over, scripted):
     async def ask(text="The capital of France is", **fields):
         spec = inference_pb2.GenerationSpec(text=text, **fields)
-        return await frontend_over(scripted()).accept(spec, None)
+        return await frontend_over(scripted()).accept(spec, None, tenant="")
 
     return ask
 

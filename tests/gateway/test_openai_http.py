@@ -6,6 +6,7 @@ import math
 import orjson
 import pytest
 
+from gateway.access import Access
 from gateway.openai_http import openai_app
 from gateway.request import EndReason
 
@@ -238,7 +239,7 @@ class Leaving:
     """A client that sends its request, and leaves when told to."""
 
     def __init__(self, frontend, path, body):
-        self._app = openai_app(frontend, body_bytes_max=10_000)
+        self._app = openai_app(frontend, Access(), body_bytes_max=10_000)
         self._scope = {
             "type": "http",
             "asgi": {"version": "3.0", "spec_version": "2.3"},

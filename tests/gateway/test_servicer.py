@@ -10,6 +10,7 @@ from google.rpc import error_details_pb2
 from grpc_status import rpc_status
 
 from crossdock.v1 import inference_pb2, inference_pb2_grpc
+from gateway.access import Access
 from gateway.malformed import MalformedMessages
 from gateway.request import EndReason
 from gateway.servicer import InferenceServicer
@@ -24,7 +25,7 @@ METHODS = ["Generate", "GenerateStream", "Tokenize", "Detokenize", "ListModels"]
 @asynccontextmanager
 async def serving(frontend):
     server = create_server([MalformedMessages(REQUEST_BYTES_MAX)])
-    inference_pb2_grpc.add_InferenceServiceServicer_to_server(InferenceServicer(frontend), server)
+    inference_pb2_grpc.add_InferenceServiceServicer_to_server(InferenceServicer(frontend, Access()), server)
     port = bind(server, "127.0.0.1:0")
     await server.start()
     try:

@@ -9,9 +9,10 @@ import grpc
 import pytest
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
+from service.bind_rules import BindError, BindRules, is_wildcard
 from service.channel import open_channel
 from service.health import READINESS, Health
-from service.server import BindError, bind, create_server, enable_reflection, is_wildcard, run_until_signal
+from service.server import bind, create_server, enable_reflection, run_until_signal
 
 SERVING = health_pb2.HealthCheckResponse.SERVING
 NOT_SERVING = health_pb2.HealthCheckResponse.NOT_SERVING
@@ -191,7 +192,8 @@ def test_a_named_interface_is_no_wildcard(address):
 
 
 async def test_a_wildcard_is_listened_on_when_asked():
-    assert bind(create_server(), "0.0.0.0:0", allow_wildcard=True) > 0
+    rules = BindRules(allow_wildcard=True, allow_insecure=True)
+    assert bind(create_server(), "0.0.0.0:0", rules) > 0
 
 
 async def test_a_unix_socket_is_an_address(tmp_path):

@@ -78,7 +78,7 @@ class GatewayProcess(Looped):
     def _pool(self, addresses, request, hello):
         dialect = Dialect(
             request=request,
-            open_stream=lambda channel, requests: channel.attach(requests),
+            open_stream=lambda channel, requests, metadata: channel.attach(requests),
             open_channel=lambda address: Channel(
                 self.world.streams, self, partial(self.world.alive, address)
             ),
