@@ -12,6 +12,7 @@ import grpc
 import pytest
 
 from crossdock.v1 import control_pb2, control_pb2_grpc, inference_pb2, inference_pb2_grpc
+from service import worker_access
 
 ROOT = Path(__file__).parents[2]
 START_TIMEOUT_S = 60
@@ -42,6 +43,12 @@ class Stack:
                 assert audit.balanced, audit
                 return audit.ledgers
         raise AssertionError(f"still owned: {audit}")
+
+    def worker_credential(self):
+        """What the gateway shows its workers, from the key that they all have."""
+        environ = Path(f"/proc/{self.children()['gateway']}/environ").read_bytes().split(b"\0")
+        (key,) = [each.partition(b"=")[2] for each in environ if each.startswith(b"CROSSDOCK_TICKET_KEY=")]
+        return worker_access.credential(bytes.fromhex(key.decode()))
 
     def children(self):
         """pid by worker name, from the command lines of the children."""
