@@ -1,0 +1,47 @@
+"""How a client connects and who it says it is. Opens channels; makes no call."""
+
+from dataclasses import dataclass, field
+
+import grpc
+
+_OPTIONS = (
+    ("grpc.keepalive_time_ms", 30_000),
+    ("grpc.keepalive_timeout_ms", 10_000),
+    ("grpc.http2.ping_timeout_ms", 10_000),
+    ("grpc.max_receive_message_length", 64 << 20),
+    ("grpc.max_send_message_length", 64 << 20),
+)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Credentials:
+    """key: an API key or a control token, "" for none. ca: authorities of the server's certificate, PEM; with them
+    the connection is TLS. certificate, private_key: our own, where the server asks for one."""
+
+    key: str = field(default="", repr=False)
+    ca: bytes | None = None
+    certificate: bytes | None = None
+    private_key: bytes | None = field(default=None, repr=False)
+
+    def metadata(self) -> tuple[tuple[str, str], ...]:
+        """What each call brings."""
+        return (("authorization", f"Bearer {self.key}"),) if self.key else ()
+
+    def channel(self, target: str) -> grpc.Channel:
+        """For plain code."""
+        if self.ca is None:
+            return grpc.insecure_channel(target, options=_OPTIONS)
+        return grpc.secure_channel(target, self._tls(), options=_OPTIONS)
+
+    def aio_channel(self, target: str) -> grpc.aio.Channel:
+        """To be called in the event loop that uses it."""
+        if self.ca is None:
+            return grpc.aio.insecure_channel(target, options=_OPTIONS)
+        return grpc.aio.secure_channel(target, self._tls(), options=_OPTIONS)
+
+    def _tls(self) -> grpc.ChannelCredentials:
+        return grpc.ssl_channel_credentials(self.ca, self.private_key, self.certificate)
+
+
+NOBODY = Credentials()
+"""No key and no TLS, as for a gateway on this machine."""
