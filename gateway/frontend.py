@@ -29,7 +29,7 @@ T = TypeVar("T")
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Frontend:
     """card: the served model as it is known now. ready: whether new work is welcome. monotonic: seconds;
-    wall: for dates that people read."""
+    wall: for dates that people read. require_room: raises Exhausted when nothing of a tenant would be taken."""
 
     card: Callable[[], ModelCard]
     tokenizer: Tokenizer
@@ -40,6 +40,7 @@ class Frontend:
     monotonic: Callable[[], float]
     wall: Callable[[], datetime]
     ready: Callable[[], bool]
+    require_room: Callable[[str], None]
 
     async def accept(
         self,
@@ -49,8 +50,9 @@ class Frontend:
         tenant: str,
         streamed: bool = False,
     ) -> Request:
-        """tenant: who asks, as the credential says. Raises as validation.accept. Long texts are tokenised on
-        another thread."""
+        """tenant: who asks, as the credential says. Raises Exhausted, or as validation.accept. Long texts are
+        tokenised on another thread."""
+        self.require_room(tenant)
         card, now, today = self.card(), self.monotonic(), self.wall()
 
         def work() -> Request:

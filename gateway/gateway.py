@@ -15,7 +15,7 @@ from crossdock.v1.control_pb2_grpc import add_ControlServiceServicer_to_server
 from crossdock.v1.inference_pb2_grpc import add_InferenceServiceServicer_to_server
 from crossdock.worker.v1 import worker_pb2
 from gateway.access import Access
-from gateway.admission import Admission
+from gateway.admission import Admission, Bounds
 from gateway.api_keys import ApiKeys
 from gateway.attach import DECODE, PREFILL, Dialect, make_hello
 from gateway.control import ControlServicer
@@ -28,6 +28,7 @@ from gateway.orchestrator import Orchestrator
 from gateway.served_model import ServedModel
 from gateway.servicer import InferenceServicer
 from gateway.tokenizer import Tokenizer, load_tokenizer
+from gateway.window import window_of
 from gateway.worker_pool import WorkerPool, WorkerRecord
 from kvtransfer.ticket import key_check
 from service import server, worker_access
@@ -75,10 +76,10 @@ class _Gateway:
         )
         self._prefills = self._pool(options.prefill_workers, PREFILL, hello)
         self._decodes = self._pool(options.decode_workers, DECODE, hello)
-        self._admission = Admission(options.queue_requests_max)
-        self._metrics = Metrics()
         self._tls = server_tls(options.ssl_certfile, options.ssl_keyfile, options.ssl_ca_certs)
         self._keys = None if options.api_keys is None else ApiKeys(options.api_keys)
+        self._admission = self._make_admission()
+        self._metrics = Metrics()
         token = options.control_token
         self._access = Access(
             keys=self._keys,
@@ -107,6 +108,7 @@ class _Gateway:
             monotonic=time.monotonic,
             wall=datetime.now,
             ready=self._ready.is_set,
+            require_room=self._admission.require_room,
         )
         self._health = Health(_SERVICES)
 
@@ -168,6 +170,22 @@ class _Gateway:
         )
         refusal = self._model.refusal
         return WorkerPool(addresses, dialect, hello, refusal=refusal, on_change=self._changed)
+
+    def _make_admission(self) -> Admission:
+        options = self._options
+        bounds = Bounds(
+            requests=options.queue_requests_max,
+            tokens=options.queue_tokens_max,
+            bytes=options.queue_bytes_max,
+            shared=self._keys is not None,
+        )
+        weights = dict(options.tenant_weights)
+        return Admission(
+            bounds,
+            clock=time.monotonic,
+            window=lambda: window_of(self._prefills.views(), self._decodes.views()),
+            weight=lambda tenant: weights.get(tenant, 1.0),
+        )
 
     def _refreshes(self) -> list[Callable[[], None]]:
         return [each.refresh for each in (self._tls, self._keys) if each is not None]

@@ -72,6 +72,7 @@ class Orchestrator:
         """A worker came, went or changed its state: those who wait for a route look again."""
         self._changed.set()
         self._changed = asyncio.Event()
+        self._admission.look()
 
     def asked_for(self, wire_id: str) -> bool:
         """Whether a request of this name is this gateway's, and no other's."""
@@ -89,7 +90,7 @@ class Orchestrator:
         unread: choices that the reader wants no more of; looked at after each batch. Closing the generator stops the
         work on both workers.
         """
-        with self._admission.enter():
+        async with self._admission.enter(request) as place:
             wire_id = f"{self._wire_prefix}{next(self._numbers)}"
             journals = _journals(request, wire_id, self._cache_scope(request))
             together = Company(
@@ -98,6 +99,7 @@ class Orchestrator:
             try:
                 async with aclosing(self._persist(together, attempts=0)) as batches:
                     async for batch in batches:
+                        place.took(len(batch.tokens))
                         yield batch
                 return
             except Parted as parted:
@@ -106,6 +108,7 @@ class Orchestrator:
             ways = [self._persist(together.alone(journal), attempts) for journal in left]
             async with aclosing(merge(ways)) as merged:
                 async for _, batch in merged:
+                    place.took(len(batch.tokens))
                     yield batch
 
     async def _persist(self, company: Company, attempts: int) -> AsyncGenerator[TokenBatch, None]:

@@ -39,6 +39,7 @@ KVAdvertised = Annotated[
 ]
 KVTransports = Annotated[tuple[Literal["auto", "gloo", "nccl"], ...], BeforeValidator(units.parse_list)]
 Cores = Annotated[tuple[Annotated[int, Field(ge=0)], ...], BeforeValidator(units.parse_list)]
+Weights = Annotated[tuple[units.Weight, ...], BeforeValidator(units.parse_weights)]
 Names = Annotated[tuple[str, ...], BeforeValidator(units.parse_list)]
 Key = Annotated[SecretBytes, BeforeValidator(units.parse_key)]
 Secret = Annotated[SecretStr, BeforeValidator(units.parse_secret)]
@@ -169,6 +170,14 @@ class FrontOptions(Options):
         4 << 20, le=1 << 30, description="largest request, over HTTP as well"
     )
     queue_requests_max: int = Field(1024, ge=1, description="requests that may be live at the gateway")
+    queue_tokens_max: Tokens = Field(
+        16_000_000, description="tokens that these may cost, prompts and answers at their longest"
+    )
+    queue_bytes_max: Bytes = Field(1 << 30, description="bytes that the gateway keeps of them")
+    tenant_weights: Weights = Field(
+        (),
+        description="shares of tenants when there is a queue, for example acme=4,batch=0.5; default: 1 each",
+    )
     api_keys: Path | None = Field(
         None, description="file of API keys, as `crossdock keys --api` makes it; default: none are needed"
     )

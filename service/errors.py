@@ -56,6 +56,11 @@ class ModelNotFound(ServiceError):
 class Exhausted(ServiceError):
     reason = "QUEUE_FULL"
 
+    def __init__(self, message: str, *, reason: str | None = None, retry_after_ms: int | None = None) -> None:
+        super().__init__(message, retry_after_ms=retry_after_ms)
+        if reason is not None:
+            self.reason = reason
+
 
 class Unavailable(ServiceError):
     reason = "UNAVAILABLE"

@@ -138,6 +138,7 @@ def frontend_over(card: ModelCard, tokenizer: Tokenizer) -> Callable[..., Fronte
             "monotonic": lambda: float(next(ticks)),
             "wall": lambda: datetime(2030, 1, 2, tzinfo=UTC),
             "ready": lambda: True,
+            "require_room": lambda tenant: None,
         }
         return Frontend(**{**given, **changes})
 

@@ -1,16 +1,17 @@
 """What operators hear."""
 
 import asyncio
+import time
 
 import grpc
 import pytest
 
 from crossdock.v1 import control_pb2 as pb
 from crossdock.worker.v1 import worker_pb2
-from gateway.admission import Admission
+from gateway.admission import Admission, Bounds
 from gateway.attach import DECODE, PREFILL
 from gateway.control import ControlServicer
-from tests.fakes.scripted_workers import ScriptedWorker, make_pool
+from tests.fakes.scripted_workers import ScriptedWorker, make_pool, make_request
 
 
 class Aborted(Exception):
@@ -34,7 +35,7 @@ class Scene:
         prefills = make_pool(PREFILL, ("p",), refusal=refusal)
         decodes = make_pool(DECODE, ("d",), refusal=refusal)
         self.p, self.d = ScriptedWorker(*prefills, PREFILL), ScriptedWorker(*decodes, DECODE)
-        self.admission = Admission(9)
+        self.admission = Admission(Bounds(requests=9), clock=time.monotonic)
         owns = lambda request_id: not request_id.startswith("other")  # noqa: E731
         self.control = ControlServicer(prefills, decodes, self.admission, owns=owns)
 
@@ -56,7 +57,7 @@ async def test_the_status_shows_every_worker_and_what_it_is_said_to_do():
     scene.p.join("blue")
     scene.d.join("dora", epoch=99)
     scene.d.load(running_sequences=3, waiting_sequences=4, free_blocks=5, finished_sequences=6)
-    with scene.admission.enter():
+    async with scene.admission.enter(make_request()):
         answer = await scene.control.GetStatus(pb.GetStatusRequest(), Context())
     first, second = answer.workers
     assert answer.live_requests == 1
@@ -107,7 +108,7 @@ async def test_the_books_balance_when_nothing_is_broken_and_an_idle_system_owns_
     scene.p.join()
     scene.d.join()
     if live:
-        with scene.admission.enter():
+        async with scene.admission.enter(make_request()):
             answer = await scene.audit(p=EMPTY, d=report)
     else:
         answer = await scene.audit(p=EMPTY, d=report)
@@ -130,7 +131,7 @@ async def test_a_request_that_came_while_the_workers_counted_explains_what_they_
     scene.d.join()
     asked = asyncio.create_task(scene.control.Audit(pb.AuditRequest(), Context()))
     await scene.answer("p", **EMPTY)
-    with scene.admission.enter():
+    async with scene.admission.enter(make_request()):
         await scene.answer("d", **OWNING)
         answer = await asked
     assert (answer.live_requests, answer.balanced) == (1, True)

@@ -6,7 +6,7 @@ from contextlib import aclosing
 
 import pytest
 
-from gateway.admission import Admission
+from gateway.admission import Admission, Bounds
 from gateway.attach import DECODE, PREFILL
 from gateway.orchestrator import ATTEMPTS_MAX, Orchestrator
 from gateway.request import EndReason
@@ -37,7 +37,7 @@ class Scene:
             make_pool(dialect, [f"{name}{number}" for number in range(count)], on_change=self._changed)
             for dialect, name, count in ((PREFILL, "p", prefills), (DECODE, "d", decodes))
         ]
-        self.admission = Admission(requests_max)
+        self.admission = Admission(Bounds(requests=requests_max), clock=lambda: self.clock.now)
         self.orchestrator = Orchestrator(
             prefills=pools[0],
             decodes=pools[1],
