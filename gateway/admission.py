@@ -25,6 +25,7 @@ CROWD_SHARE = 2.0
 """A tenant may hold so many times what is still free, so that whoever comes later finds room."""
 MARGIN = 1.15
 """Whoever is told to wait should not be told later that it was in vain: what is predicted may take so much longer."""
+UNREACHABLE = "the deadline would pass before the answer is there"
 TOO_LATE = "the deadline passed while the request waited"
 
 
@@ -259,8 +260,7 @@ class Admission:
         return Exhausted(message, retry_after_ms=_retry_after_ms(wait))
 
     def _too_late(self, wait_s: float) -> Exhausted:
-        message = "the deadline would pass before the answer is there"
-        return Exhausted(message, reason="DEADLINE_UNREACHABLE", retry_after_ms=_retry_after_ms(wait_s))
+        return Exhausted(UNREACHABLE, reason="DEADLINE_UNREACHABLE", retry_after_ms=_retry_after_ms(wait_s))
 
 
 def _retry_after_ms(wait_s: float) -> int:
