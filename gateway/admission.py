@@ -7,17 +7,20 @@ time; in what order is `gateway.fair_queue`'s, how long it takes `gateway.pace`'
 """
 
 import asyncio
+import math
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 
 from gateway.cost import NOTHING, Cost, cost_of
 from gateway.fair_queue import FairQueue, Ticketed
-from gateway.pace import Pace
+from gateway.pace import NO_WORK, Pace, Work
 from gateway.request import Request
 from service.errors import DeadlineExpired, Exhausted
 from service.orders import PRIORITY_S
 
+CUT_S = 0.05
+"""Whatever ends so shortly before its deadline was ended by it."""
 RETRY_AFTER_MS = 1000
 """When nothing is known of how long anything takes."""
 RETRY_AFTER_MIN_MS, RETRY_AFTER_MAX_MS = 50, 60_000
@@ -25,6 +28,9 @@ CROWD_SHARE = 2.0
 """A tenant may hold so many times what is still free, so that whoever comes later finds room."""
 MARGIN = 1.15
 """Whoever is told to wait should not be told later that it was in vain: what is predicted may take so much longer."""
+STRAIN_S, STRAIN_BRANCHES = 10.0, 4
+"""How long there counts as being too much to do after somebody was refused, or not served in time, beside so many that
+run: where fewer do, it was not their number."""
 UNREACHABLE = "the deadline would pass before the answer is there"
 TOO_LATE = "the deadline passed while the request waited"
 
@@ -67,6 +73,7 @@ class Place:
         self._admission = admission
         self.cost = waiter.cost
         self.tenant = tenant
+        self.deadline = waiter.deadline
         self.began = began
         self.used = 0
 
@@ -75,7 +82,7 @@ class Place:
         if self.used == 0:
             self._admission.computed(self)
         self.used += tokens
-        self._admission.did(tokens)
+        self._admission.did(Work(0, tokens))
 
 
 class Admission:
@@ -97,6 +104,7 @@ class Admission:
         self._pace = Pace(clock())
         self._held: dict[str, Cost] = {}
         self._all = self._running = self._uncomputed = NOTHING
+        self._strained_until = -math.inf
 
     @property
     def live(self) -> int:
@@ -161,13 +169,13 @@ class Admission:
         prompt = place.cost.prompt_tokens
         self._uncomputed -= Cost(requests=1, prompt_tokens=prompt)
         place.used = prompt
-        self.did(prompt)
+        self.did(Work(prompt, 0))
         self.look()
 
-    def did(self, tokens: int) -> None:
+    def did(self, work: Work) -> None:
         """So much is done. For places to call."""
         self._tick()
-        self._pace.did(tokens, full=self._queue.waiting_tokens > 0)
+        self._pace.did(work, full=self._full_up())
 
     def _go(self, entry: Ticketed[_Waiter]) -> None:
         cost = entry.item.cost
@@ -196,17 +204,29 @@ class Admission:
             self._uncomputed -= Cost(requests=1, prompt_tokens=waiter.cost.prompt_tokens)
 
     def _end(self, place: Place) -> None:
-        cost = place.cost
+        cost, now = place.cost, self._clock()
         self._tick()
         self._running -= cost
         if place.used == 0:
             self._uncomputed -= Cost(requests=1, prompt_tokens=cost.prompt_tokens)
-        else:
-            self._pace.ended(cost.tokens, place.used, self._clock() - place.began)
+        if place.deadline is not None and now > place.deadline - CUT_S:
+            if place.deadline - place.began > self._pace.service_s(_work(cost)):
+                self._strain()
+        elif place.used:
+            used = Work(cost.prompt_tokens, place.used - cost.prompt_tokens)
+            self._pace.ended(_work(cost), used, now - place.began)
         self._queue.give_back(place.tenant, cost.tokens - place.used)
 
     def _tick(self) -> None:
-        self._pace.tick(self._clock(), full=self._queue.waiting_tokens > 0)
+        self._pace.tick(self._clock(), full=self._full_up())
+
+    def _full_up(self) -> bool:
+        """Whether there is too much to do: somebody waits, or was refused or late a moment ago."""
+        return self._queue.waiting_tokens > 0 or self._clock() < self._strained_until
+
+    def _strain(self) -> None:
+        if self._running.branches >= STRAIN_BRANCHES:
+            self._strained_until = self._clock() + STRAIN_S
 
     def _hold(self, tenant: str, cost: Cost) -> None:
         self._all += cost
@@ -241,26 +261,46 @@ class Admission:
                 raise self._full(f"{name}: too many of one tenant are live", over, taken)
 
     def _require_time(self, request: Request, cost: Cost, now: float) -> None:
-        if request.deadline is None or (self._room(cost) and self._queue.waiting_tokens == 0):
+        """Where there is too much to do: it takes its turn, and then its time."""
+        if request.deadline is None or self._running == NOTHING or not self._full_up():
             return
-        wait = self._pace.wait_s(self._queue.ahead(request.tenant, cost.tokens))
-        late = now + MARGIN * (wait + self._pace.service_s(cost.tokens)) - request.deadline
+        wait, service = self._pace.wait_s(self._ahead(request.tenant, cost)), self._service_s(cost)
+        late = now + MARGIN * (wait + service) - request.deadline
         if late > 0:
-            raise self._too_late(min(late, wait))
+            if self._pace.service_s(_work(cost)) < request.deadline - now:
+                self._strain()
+            raise self._too_late(min(late, wait or service))
+
+    def _service_s(self, cost: Cost) -> float:
+        """How long it runs: as long as others of its kind, and no less than its share of what is made takes, beside all
+        that run."""
+        own, beside = _work(cost), self._running.branches / cost.branches
+        return max(self._pace.service_s(own), self._pace.wait_s(Work(0, own.answers * (1 + beside))))
+
+    def _ahead(self, tenant: str, cost: Cost) -> Work:
+        """What goes before a request that comes now; as much of it in prompts as of all that waits."""
+        waiting = self._all - self._running
+        if not waiting.tokens:
+            return NO_WORK
+        return _work(waiting).scaled(self._queue.ahead(tenant, cost.tokens) / waiting.tokens)
 
     def _hopeless(self, waiter: _Waiter) -> bool:
         """Whether its deadline would pass while it runs, in place of another one. Where there is room it may try."""
         if waiter.deadline is None or not waiter.waited:
             return False
-        return self._clock() + self._pace.service_s(waiter.cost.tokens) > waiter.deadline
+        return self._clock() + self._service_s(waiter.cost) > waiter.deadline
 
     def _full(self, message: str, over: float, taken: int) -> Exhausted:
         """over: how much too much it is, of what is taken."""
-        wait = self._pace.wait_s(self._all.tokens * over / taken) if taken else 0.0
+        wait = self._pace.wait_s(_work(self._all).scaled(over / taken)) if taken else 0.0
         return Exhausted(message, retry_after_ms=_retry_after_ms(wait))
 
     def _too_late(self, wait_s: float) -> Exhausted:
         return Exhausted(UNREACHABLE, reason="DEADLINE_UNREACHABLE", retry_after_ms=_retry_after_ms(wait_s))
+
+
+def _work(cost: Cost) -> Work:
+    return Work(cost.prompt_tokens, cost.tokens - cost.prompt_tokens)
 
 
 def _retry_after_ms(wait_s: float) -> int:

@@ -1,10 +1,12 @@
-"""How fast requests are served, measured while they have to wait, and what that says of those that come.
+"""How fast requests are served, measured while there is too much to do, and what that says of those that come.
 
-Pure: time is an argument. It counts tokens as they are done, of prompts and answers alike, and only while somebody
-waits: a service that is not full shows what is asked of it and not what it can do.
+Pure: time is an argument. Tokens of prompts and of answers are counted apart, since other workers make them at another
+speed; and only while there is too much to do: a service that is not full shows what is asked of it and not what it can
+do.
 """
 
 import math
+from dataclasses import dataclass
 
 HALF_LIFE_S = 10.0
 MEASURED_MIN_S = 0.5
@@ -13,45 +15,68 @@ REMEMBERED = 0.95
 """Of what requests were like, at each new one."""
 
 
+@dataclass(frozen=True, slots=True)
+class Work:
+    """Tokens of prompts, and of answers: as many as there may be, or as there were."""
+
+    prompts: float
+    answers: float
+
+    def __add__(self, other: "Work") -> "Work":
+        return Work(self.prompts + other.prompts, self.answers + other.answers)
+
+    def scaled(self, factor: float) -> "Work":
+        return Work(self.prompts * factor, self.answers * factor)
+
+
+NO_WORK = Work(0.0, 0.0)
+
+
 class Pace:
     """now: seconds, never less than before."""
 
     def __init__(self, now: float) -> None:
         self._seen = now
         self._busy_s = 0.0
-        self._tokens = 0.0
-        self._claimed = self._used = 0.0
+        self._done = self._claimed = self._used = NO_WORK
         self._served_s = 0.0
 
     def tick(self, now: float, *, full: bool) -> None:
-        """Time has passed. full: whether somebody waited until now."""
+        """Time has passed. full: whether there was too much to do until now."""
         passed, self._seen = now - self._seen, now
         if full:
             kept = math.exp2(-passed / HALF_LIFE_S)
             self._busy_s = self._busy_s * kept + passed
-            self._tokens *= kept
+            self._done = self._done.scaled(kept)
 
-    def did(self, tokens: int, *, full: bool) -> None:
-        """Tokens are done, at the time of the last tick."""
+    def did(self, work: Work, *, full: bool) -> None:
+        """So much is done, at the time of the last tick."""
         if full:
-            self._tokens += tokens
+            self._done += work
 
-    def ended(self, claimed: int, used: int, seconds: float) -> None:
-        """A request is done: what it might have cost and what it did, in tokens, and how long it ran."""
-        self._claimed = self._claimed * REMEMBERED + claimed
-        self._used = self._used * REMEMBERED + used
+    def ended(self, claimed: Work, used: Work, seconds: float) -> None:
+        """A request is done: what it might have cost and what it did, and how long it ran. One that was cut short by
+        its deadline says nothing of that."""
+        self._claimed = self._claimed.scaled(REMEMBERED) + claimed
+        self._used = self._used.scaled(REMEMBERED) + used
         self._served_s = self._served_s * REMEMBERED + seconds
 
-    def wait_s(self, tokens: float) -> float:
-        """How long so many tokens take that requests may cost, 0 while that is not known."""
-        if self._busy_s < MEASURED_MIN_S or self._tokens <= 0:
+    def wait_s(self, work: Work) -> float:
+        """How long so much takes, of what requests may cost; 0 while that is not known."""
+        if self._busy_s < MEASURED_MIN_S:
             return 0.0
-        return self._expected(tokens) * self._busy_s / self._tokens
+        expected, done = self._expected(work), self._done
+        prompts = expected.prompts / done.prompts if done.prompts else 0.0
+        answers = expected.answers / done.answers if done.answers else 0.0
+        return max(prompts, answers) * self._busy_s
 
-    def service_s(self, tokens: float) -> float:
-        """How long one request runs that may cost so many tokens, 0 while that is not known."""
-        return self._expected(tokens) * self._served_s / self._used if self._used else 0.0
+    def service_s(self, work: Work) -> float:
+        """How long one request of this cost runs, 0 while that is not known."""
+        used, expected = self._used, self._expected(work)
+        tokens = used.prompts + used.answers
+        return (expected.prompts + expected.answers) * self._served_s / tokens if tokens else 0.0
 
-    def _expected(self, tokens: float) -> float:
-        """Of so many that may be needed, how many are."""
-        return tokens * self._used / self._claimed if self._claimed else tokens
+    def _expected(self, work: Work) -> Work:
+        """Of answers, as much as others had of what they might have."""
+        share = self._used.answers / self._claimed.answers if self._claimed.answers else 1.0
+        return Work(work.prompts, work.answers * share)

@@ -18,6 +18,9 @@ SEATS = 16
 PROMPT, ANSWER = 100, 50
 PATIENCE_S = 4.0
 SECONDS = 60.0
+SHARED_BASE_S, SHARED_EACH_S = 0.01, 0.005
+SHARED_RATE = 1 / (SHARED_EACH_S * ANSWER)
+"""Requests a second that no number of seats exceeds."""
 CAPACITY = min(PREFILL_TOKENS_S / PROMPT, SEATS / (ANSWER * TOKEN_S))
 """Requests a second."""
 
@@ -80,9 +83,35 @@ class Service:
         return tasks
 
 
-def service_under(*, seed=1, seconds=SECONDS, bounds=None, how=None, **rates):
+class Shared(Service):
+    """Workers with more seats than are good for anybody's deadline: each token takes longer for each that runs."""
+
+    def __init__(self, seed, **bounds):
+        super().__init__(seed, **bounds)
+        window = Window(branches=80, prompts=16, prompt_tokens=8192)
+        self.admission = Admission(
+            Bounds(**{"requests": 1000, **bounds}), clock=self.clock, window=lambda: window
+        )
+        self.running = 0
+
+    async def _serve(self, request):
+        async with self.admission.enter(request) as place:
+            async with self.prefill:
+                await asyncio.sleep(PROMPT / PREFILL_TOKENS_S)
+                self.prefilled += PROMPT
+            place.took(1)
+            self.running += 1
+            try:
+                for _ in range(request.stop.max_tokens - 1):
+                    await asyncio.sleep(SHARED_BASE_S + SHARED_EACH_S * self.running)
+                    place.took(1)
+            finally:
+                self.running -= 1
+
+
+def service_under(*, kind=Service, seed=1, seconds=SECONDS, bounds=None, how=None, **rates):
     async def main():
-        return await Service(seed, **(bounds or {})).load(rates, seconds, **(how or {}))
+        return await kind(seed, **(bounds or {})).load(rates, seconds, **(how or {}))
 
     return virtual_time.run(main())
 
@@ -96,6 +125,31 @@ def peak():
 @pytest.mark.parametrize("times", [2, 5, 10])
 def test_under_overload_nearly_as_much_is_served_in_time_as_ever(peak, times):
     assert service_under(a=CAPACITY * times).ends["good"] >= 0.9 * peak
+
+
+@pytest.fixture(scope="module")
+def shared_peak():
+    return max(good_later(SHARED_RATE * share) for share in (0.5, 0.7, 0.8, 0.9, 1.0, 1.2, 2))
+
+
+@pytest.mark.parametrize("times", [5, 10])
+def test_seats_that_are_too_many_for_the_deadlines_do_not_make_everybody_late(shared_peak, times):
+    """The first ones are late, until it is known how long anything takes; that is not counted."""
+    assert shared_peak >= 0.75 * SHARED_RATE * SECONDS * 2 / 3
+    assert good_later(SHARED_RATE * times) >= 0.9 * shared_peak
+
+
+def good_later(rate):
+    """Served in time, but for what came in the first third."""
+
+    async def main():
+        service = Shared(1)
+        for seconds in (SECONDS / 3, SECONDS):
+            service.ends.clear()
+            await service.load({"a": rate}, seconds)
+        return service.ends["good"]
+
+    return virtual_time.run(main())
 
 
 def test_the_peak_is_what_the_workers_can_do(peak):
