@@ -14,6 +14,7 @@ from crossdock.v1 import control_pb2, control_pb2_grpc, inference_pb2, inference
 from service import config, status
 from service.config import DecodeWorkerOptions, GatewayOptions, ServeOptions, WorkerOptions
 from service.errors import Exhausted, FieldViolation, InvalidRequest
+from service.flags import ConfigError
 
 
 def python(code: str, *arguments: str) -> subprocess.CompletedProcess[str]:
@@ -359,6 +360,32 @@ def test_serve_puts_no_secret_on_a_command_line(tmp_path):
     for spec in serve.plan(options, tmp_path, {}, KEY):
         assert not [argument for argument in spec.argv if KEY in argument or "hush" in argument]
         assert spec.environ["CROSSDOCK_TICKET_KEY"] == KEY
+
+
+def test_serve_hands_the_gateway_all_that_keeps_its_door(tmp_path):
+    argv = [
+        "--tenant-weights=acme=4,batch=0.5",
+        "--api-keys=/x/keys",
+        "--ssl-certfile=/x/c",
+        "--ssl-keyfile=/x/k",
+        "--control-identities=a,b",
+        "--queue-bytes-max=1GiB",
+    ]
+    *_, front = serve.plan(config.load(ServeOptions, argv, {}), tmp_path, {}, KEY)
+    gateway = read_back(front, GatewayOptions)
+    assert dict(gateway.tenant_weights) == {"acme": 4.0, "batch": 0.5}
+    assert [str(path) for path in (gateway.api_keys, gateway.ssl_certfile, gateway.ssl_keyfile)] == [
+        "/x/keys",
+        "/x/c",
+        "/x/k",
+    ]
+    assert (gateway.control_identities, gateway.queue_bytes_max) == (("a", "b"), 1 << 30)
+
+
+@pytest.mark.parametrize("weights", ["acme", "acme=0", "=3", "acme=-1", "a b=1"])
+def test_a_weight_that_is_none_is_refused_by_name(weights):
+    with pytest.raises(ConfigError, match="--tenant-weights: a weight is name=number"):
+        config.load(ServeOptions, [f"--tenant-weights={weights}"], {})
 
 
 def test_workers_do_not_learn_the_control_token(tmp_path):
