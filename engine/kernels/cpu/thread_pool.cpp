@@ -15,6 +15,7 @@ namespace {
 using Clock = std::chrono::steady_clock;
 
 constexpr auto kSpin = std::chrono::microseconds(30);       // about what a sleep and a wake-up cost
+constexpr auto kLookout = std::chrono::microseconds(100);   // more than lies between two calls of a step
 constexpr auto kPatience = std::chrono::microseconds(100);  // with a thread that was pushed off its core
 
 void relax() {
@@ -26,8 +27,8 @@ void relax() {
 }
 
 template <class Condition>
-bool spin_until(const Condition& condition) {
-    const auto end = Clock::now() + kSpin;
+bool spin_until(const Condition& condition, Clock::duration most) {
+    const auto end = Clock::now() + most;
     do {
         for (int i = 0; i < 16; ++i) {
             if (condition()) return true;
@@ -117,7 +118,7 @@ void ThreadPool::gather() {
         return std::all_of(crew_.begin(), crew_.end(),
                            [](const auto& member) { return member->state != State::kWorking; });
     };
-    if (spin_until(all_done)) return;
+    if (spin_until(all_done, kSpin)) return;
     std::unique_lock<std::mutex> lock(mutex_);
     caller_sleeps_ = true;
     if (!finished_.wait_for(lock, kPatience, all_done)) {
@@ -162,7 +163,7 @@ bool ThreadPool::await_call(Member& member) {
                (member.lent() && !board_->resting(member.lent_core));
     };
     for (;; sleep(member)) {
-        spin_until(over);
+        spin_until(over, kLookout);
         if (stopping_) return false;
         State state = State::kCalled;
         if (member.state.compare_exchange_strong(state, State::kWorking)) return true;

@@ -65,7 +65,7 @@ class ThreadPool {
 
   private:
     static constexpr size_t kCacheLine = 64;
-    static constexpr size_t kPieces = 8;  // per thread: so little may one of them be late
+    static constexpr size_t kPieces = 4;  // per thread: fewer wait for the last one, more wait for memory
 
     using Entry = void (*)(const void* context, int thread);
 
