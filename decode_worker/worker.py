@@ -44,7 +44,8 @@ class Running:
 
 
 class DecodeWorker:
-    """tell: gives reports for a gateway to the rim; never blocks. clock: seconds, monotonic."""
+    """tell: gives reports for a gateway to the rim; never blocks. clock: seconds, monotonic.
+    borrowed_s: seconds that cores of other workers have computed here."""
 
     def __init__(
         self,
@@ -57,6 +58,7 @@ class DecodeWorker:
         tell: Callable[[str, Report], None],
         clock: Callable[[], float],
         queue_requests_max: int,
+        borrowed_s: Callable[[], float] = lambda: 0.0,
     ) -> None:
         self._core = core
         self._policy = policy
@@ -66,6 +68,7 @@ class DecodeWorker:
         self._tell = tell
         self._clock = clock
         self._queue_requests_max = queue_requests_max
+        self._borrowed_s = borrowed_s
         self._reservations = Reservations(core.pool)
         self._tickets: dict[AttemptKey, bytes] = {}
         self._running: dict[AttemptKey, Running] = {}
@@ -164,6 +167,7 @@ class DecodeWorker:
             free_blocks=view.available_blocks,
             total_blocks=self._core.pool.total,
             finished_sequences=self._finished_sequences,
+            borrowed_core_ms=int(self._borrowed_s() * 1000),
         )
 
     def _ask(self, gateway: str, order: SequenceOrder, ticket: Ticket) -> None:

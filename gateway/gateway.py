@@ -175,6 +175,7 @@ class _Gateway:
             running=load.running_sequences,
             waiting=load.waiting_sequences,
             kv_usage=used,
+            borrowed_s=load.borrowed_core_ms / 1000,
         )
 
     async def _watch_load(self) -> None:

@@ -137,6 +137,7 @@ def to_load_report(load: WorkerLoad, *, draining: bool) -> pb.LoadReport:
         free_blocks=load.free_blocks,
         total_blocks=load.total_blocks,
         finished_sequences=load.finished_sequences,
+        borrowed_core_ms=load.borrowed_core_ms,
         draining=draining,
     )
 
@@ -150,6 +151,7 @@ def from_load_report(report: pb.LoadReport) -> WorkerLoad:
         free_blocks=report.free_blocks,
         total_blocks=report.total_blocks,
         finished_sequences=report.finished_sequences,
+        borrowed_core_ms=report.borrowed_core_ms,
     )
 
 

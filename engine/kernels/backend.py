@@ -77,6 +77,10 @@ class Backend(Protocol):
     numerics: str
     """What decides the last bits of a result besides its inputs. Two backends that say the same compute the same."""
 
+    def borrowed_s(self) -> float:
+        """Seconds that cores of other workers have computed for this backend, over all of them."""
+        ...
+
     def pack(self, weight: torch.Tensor, bias: torch.Tensor | None = None) -> PackedLinear:
         """Take a float32 or bfloat16 weight [out, in]; the argument is not kept."""
         ...

@@ -41,6 +41,9 @@ class ReferenceBackend:
         self.dtype = dtype
         self.numerics = f"reference {platform.machine()} torch={torch.__version__} weights={dtype}"
 
+    def borrowed_s(self) -> float:
+        return 0.0
+
     def pack(self, weight: torch.Tensor, bias: torch.Tensor | None = None) -> PackedLinear:
         rows, columns = weight.shape
         return PlainWeight(

@@ -8,6 +8,7 @@ import torch
 
 from decode_worker.policy import DecodePolicy
 from engine.assembly import EngineWishes, assemble
+from engine.kernels.core_share import ANY_CORES
 from engine.model.transformer import Quantization
 from engine.sequence import SamplingParams, Sequence, State, StopRules
 from service.model_source import resolve_model
@@ -22,10 +23,10 @@ def tokens_of(seed, length):
     return [random.Random(seed).randrange(1000, 40000) for _ in range(length)]
 
 
-def engine_of(mode, budget_tokens, threads=1):
+def engine_of(mode, budget_tokens, threads=1, cores=ANY_CORES):
     dtype, quantization = mode
     policy = DecodePolicy(budget_tokens=budget_tokens, seats=64)
-    wishes = replace(WISHES, dtype=dtype, quantization=quantization, threads=threads)
+    wishes = replace(WISHES, dtype=dtype, quantization=quantization, threads=threads, cores=cores)
     return assemble(wishes, policy, memory_bytes=4 << 30)
 
 

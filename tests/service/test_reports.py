@@ -120,6 +120,7 @@ def test_a_load_comes_back_as_it_was():
         free_blocks=5,
         total_blocks=6,
         finished_sequences=2**40,
+        borrowed_core_ms=2**40,
     )
     for draining in (True, False):
         report = to_load_report(load, draining=draining)

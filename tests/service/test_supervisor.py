@@ -73,6 +73,21 @@ async def test_a_child_that_dies_is_reported_and_comes_back(supervise, programs,
     await lines.first(r"^worker: ready again")
 
 
+async def test_every_end_of_a_child_is_told_before_its_next_life(programs, lines):
+    ended = []
+    spec = ChildSpec(name="worker", argv=programs.ready_until_sigterm(), environ=dict(os.environ))
+    supervisor = Supervisor(
+        [spec], say=lines.say, shutdown_timeout_s=10, backoff_s=0.001, on_end=ended.append
+    )
+    said = await supervisor.start()
+    assert ended == []
+    os.kill(said["worker"]["pid"], signal.SIGKILL)
+    await lines.first(r"^worker: ready again")
+    assert ended == ["worker"]
+    await supervisor.stop()
+    assert ended == ["worker", "worker"]
+
+
 async def test_a_child_that_cannot_start_ends_the_whole_with_its_one_line(supervise, programs, lines):
     refusing = programs.argv("readiness.refuse('--model: x: no such file'); sys.exit(2)")
     with pytest.raises(ChildFailure, match=r"^bad: --model: x: no such file$"):

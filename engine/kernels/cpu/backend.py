@@ -10,6 +10,7 @@ import weakref
 import torch
 
 from engine.kernels.backend import AttentionMeta, PackedLinear, QuantizedWeight
+from engine.kernels.core_share import ANY_CORES, CoreShare
 from engine.kernels.cpu.library import Library, PackedQuantized, PackedWeight
 
 
@@ -24,14 +25,19 @@ class CpuBackend:
 
     name = "cpu"
 
-    def __init__(self, dtype: torch.dtype, threads: int, library: Library) -> None:
+    def __init__(
+        self, dtype: torch.dtype, threads: int, library: Library, cores: CoreShare = ANY_CORES
+    ) -> None:
         assert dtype in {torch.float32, torch.bfloat16}, dtype
         self.dtype = dtype
         bf16 = "own" if library.has_bf16() else "fma"
         self.numerics = f"cpu {platform.machine()} lanes={library.lanes()} bf16={bf16} weights={dtype}"
         self._library = library
-        self._thread_pool = library.start_thread_pool(threads)
+        self._thread_pool = library.start_thread_pool(threads, cores)
         weakref.finalize(self, library.stop_thread_pool, self._thread_pool)
+
+    def borrowed_s(self) -> float:
+        return self._library.borrowed_s(self._thread_pool)
 
     def pack(self, weight: torch.Tensor, bias: torch.Tensor | None = None) -> PackedLinear:
         bias = None if bias is None else bias.to(torch.float32).contiguous()

@@ -5,14 +5,16 @@ CPU backend alone. Allocates no result and keeps no tensor. The calls release th
 """
 
 from collections.abc import Callable, Sequence
-from ctypes import CDLL, POINTER, Structure, byref, c_float, c_int, c_int64, c_void_p
+from ctypes import CDLL, POINTER, Structure, byref, c_char_p, c_float, c_int, c_int64, c_void_p
 from dataclasses import dataclass
+from os import fsencode
 from pathlib import Path
 
 import torch
 
 from engine.errors import CapacityError
 from engine.kernels.backend import GROUP, AttentionMeta, QuantizedWeight
+from engine.kernels.core_share import CoreShare
 
 _SUFFIXES = {torch.float32: "f32", torch.bfloat16: "bf16"}
 
@@ -116,8 +118,9 @@ class Library:
 
     def __init__(self, path: Path) -> None:
         self._library = CDLL(str(path))
-        self._declare("thread_pool_start", (c_int,), c_void_p)
+        self._declare("thread_pool_start", (c_int, POINTER(c_int), c_int, c_char_p, c_int), c_void_p)
         self._declare("thread_pool_stop", (c_void_p,), None)
+        self._declare("thread_pool_borrowed_ns", (c_void_p,), c_int64)
         self._declare("tile_columns", (), c_int64)
         self._declare("has_bf16", (), c_int)
         self._declare("lanes", (), c_int)
@@ -138,16 +141,24 @@ class Library:
         """Floats per vector of the processor."""
         return int(self._library.crossdock_lanes())
 
-    def start_thread_pool(self, threads: int) -> int:
+    def start_thread_pool(self, threads: int, cores: CoreShare) -> int:
         """Handle of a new pool; the caller's thread is one of `threads`. Ended by `stop_thread_pool`.
 
-        Raises CapacityError when the system refuses a thread.
+        Raises CapacityError when the system refuses a thread or the board of cores.
         """
         assert threads >= 1, threads
-        thread_pool: int | None = self._library.crossdock_thread_pool_start(threads)
+        own = (c_int * len(cores.own))(*cores.own)
+        board = None if cores.board is None else fsencode(cores.board)
+        thread_pool: int | None = self._library.crossdock_thread_pool_start(
+            threads, own, len(own), board, cores.seat
+        )
         if thread_pool is None:
-            raise CapacityError(f"the system refuses to start {threads} kernel threads")
+            raise CapacityError(f"the system refuses to start {threads} kernel threads on {cores}")
         return thread_pool
+
+    def borrowed_s(self, thread_pool: int) -> float:
+        """Seconds that borrowed cores have computed for this pool."""
+        return float(self._library.crossdock_thread_pool_borrowed_ns(thread_pool)) / 1e9
 
     def stop_thread_pool(self, thread_pool: int) -> None:
         """End its threads. The handle is spent."""
