@@ -18,9 +18,10 @@ class CpuBackend:
     """Row-invariant to the bit, over any batch, chunking and number of threads.
 
     float32: inputs, weights and sums are float32. bfloat16: `linear` rounds its input and its weight to
-    bfloat16 (nearest even) and sums in float32. All else, attention included, computes in float32; what it
-    reads from the cache is as the cache's dtype rounded it. A quantized weight is used as it is, with its input
-    rounded to bytes; integers are summed exactly and groups in float32.
+    bfloat16 (nearest even) and sums in float32. Attention over a cache in bfloat16 does the same with its queries
+    and weights where the processor has an instruction for it, whatever the weights' dtype. All else computes in
+    float32; what is read from the cache is as the cache's dtype rounded it. A quantized weight is used as it is,
+    with its input rounded to bytes; integers are summed exactly and groups in float32.
     """
 
     name = "cpu"
@@ -31,7 +32,9 @@ class CpuBackend:
         assert dtype in {torch.float32, torch.bfloat16}, dtype
         self.dtype = dtype
         bf16 = "own" if library.has_bf16() else "fma"
-        self.numerics = f"cpu {platform.machine()} lanes={library.lanes()} bf16={bf16} weights={dtype}"
+        attention = "rounded" if library.rounds_attention() else "float32"
+        processor = f"cpu {platform.machine()} lanes={library.lanes()} bf16={bf16}"
+        self.numerics = f"{processor} packed attention={attention} weights={dtype}"
         self._library = library
         self._thread_pool = library.start_thread_pool(threads, cores)
         weakref.finalize(self, library.stop_thread_pool, self._thread_pool)

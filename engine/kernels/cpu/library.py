@@ -124,6 +124,7 @@ class Library:
         self._declare("tile_columns", (), c_int64)
         self._declare("has_bf16", (), c_int)
         self._declare("lanes", (), c_int)
+        self._declare("rounds_attention", (), c_int)
         self._declare("quantized_columns", (), c_int64)
         self._declare("quantized_bytes", (c_int64, c_int64, POINTER(_Format)), c_int64)
         for name, arguments in _SIGNATURES.items():
@@ -136,6 +137,10 @@ class Library:
     def has_bf16(self) -> bool:
         """Whether the processor multiplies bfloat16 by an instruction of its own."""
         return bool(self._library.crossdock_has_bf16())
+
+    def rounds_attention(self) -> bool:
+        """Whether attention over a cache in bfloat16 rounds queries and weights to bfloat16."""
+        return bool(self._library.crossdock_rounds_attention())
 
     def lanes(self) -> int:
         """Floats per vector of the processor."""

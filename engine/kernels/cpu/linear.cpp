@@ -6,6 +6,7 @@
 #include <algorithm>
 
 #include "packing.h"
+#include "pairs.h"
 #include "simd.h"
 #include "thread_pool.h"
 
@@ -28,30 +29,9 @@ void pack(const Element* weight, size_t out, size_t in, size_t group, Element* p
     }
 }
 
-// Two activations in bfloat16, the earlier one in the low half.
-using Pair = uint32_t;
-
-INLINE Pair round_pair(float first, float second) {
-    return static_cast<Pair>(to_bf16(second)) << 16 | to_bf16(first);
-}
-
 void round_row(const float* x, size_t in, Pair* rounded) {
     for (size_t i = 0; i < in / 2; ++i) rounded[i] = round_pair(x[2 * i], x[2 * i + 1]);
     if (in % 2) rounded[in / 2] = round_pair(x[in - 1], 0.0f);
-}
-
-INLINE Floats dot_pair(Pair activations, const uint16_t* weights, Floats acc) {
-#if defined(__AVX512BF16__)
-    const __m512i pairs = _mm512_set1_epi32(static_cast<int>(activations));
-    return (Floats)_mm512_dpbf16_ps((__m512)acc, (__m512bh)pairs, (__m512bh)_mm512_loadu_si512(weights));
-#else
-    Words pairs;
-    std::memcpy(&pairs, weights, sizeof pairs);
-    const float first = from_bf16(static_cast<uint16_t>(activations));
-    const float second = from_bf16(static_cast<uint16_t>(activations >> 16));
-    acc = fma(splat(first), (Floats)(pairs << 16), acc);
-    return fma(splat(second), (Floats)(pairs & 0xffff0000u), acc);
-#endif
 }
 
 template <int Rows>
@@ -63,15 +43,7 @@ INLINE void accumulate_weights(Floats (&acc)[Rows][kTileVectors], const float* x
 template <int Rows>
 INLINE void accumulate_weights(Floats (&acc)[Rows][kTileVectors], const Pair* x, size_t pairs,
                                const uint16_t* tile) {
-    for (size_t k = 0; k < pairs; ++k, tile += 2 * kTileColumns) {
-        UNROLL
-        for (int r = 0; r < Rows; ++r) {
-            UNROLL
-            for (int v = 0; v < kTileVectors; ++v) {
-                acc[r][v] = dot_pair(x[r * pairs + k], tile + 2 * v * kLanes, acc[r][v]);
-            }
-        }
-    }
+    accumulate(acc, x, pairs, reinterpret_cast<const Pair*>(tile), kTileColumns, pairs);
 }
 
 template <int Rows>
