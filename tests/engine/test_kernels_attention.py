@@ -7,7 +7,8 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from engine.kernels.backend import AttentionMeta, Backend
+from engine.kernels.backend import AttentionMeta
+from engine.kernels.composed import Operations
 
 LAYERS = 2
 LAYER = 1
@@ -43,7 +44,7 @@ class Cache:
             for length, count in zip(lengths, counts, strict=True)
         ]
 
-    def attend(self, backend: Backend, runs, window=None) -> list[torch.Tensor]:
+    def attend(self, backend: Operations, runs, window=None) -> list[torch.Tensor]:
         """One call for runs of (sequence, first, end), their keys and values included; a result per run."""
         meta = self._meta(runs)
         q, k, v = (
@@ -116,7 +117,7 @@ def test_attention_of_any_geometry_is_close_to_float64(
 @pytest.mark.parametrize("group", [1, 2, 3, 4])
 def test_whole_prompt_chunks_and_single_tokens_agree_bit_by_bit(backend_of, group, dtype, window):
     length = 150
-    backend: Backend = backend_of(torch.float32, 1)
+    backend: Operations = backend_of(torch.float32, 1)
     results = []
     for step in (length, 1, 7, 64):
         cache = Cache([length], kv_heads=2, group=group, dim=40, block_size=16, dtype=dtype)
@@ -140,7 +141,7 @@ def test_a_sequence_has_the_same_bits_alone_and_among_others(backend_of, threads
 def test_prompt_chunks_and_single_tokens_mix_in_one_call(backend_of):
     lengths = [100, 80, 33]
     geometry = {"kv_heads": 1, "group": 4, "dim": 16, "block_size": 8, "dtype": torch.float32}
-    backend: Backend = backend_of(torch.float32, 2)
+    backend: Operations = backend_of(torch.float32, 2)
     cache, mixed = Cache(lengths, **geometry), Cache(lengths, **geometry)
     wanted = [cache.attend(backend, [(s, 0, length)])[0] for s, length in enumerate(lengths)]
     mixed.attend(backend, [(0, 0, 99), (1, 0, 10)])
@@ -151,7 +152,7 @@ def test_prompt_chunks_and_single_tokens_mix_in_one_call(backend_of):
 
 
 def test_bits_do_not_depend_on_the_block_size(backend_of):
-    backend: Backend = backend_of(torch.float32, 1)
+    backend: Operations = backend_of(torch.float32, 1)
     results = []
     for block_size in (1, 5, 16, 128):
         cache = Cache([140], kv_heads=2, group=2, dim=24, block_size=block_size, dtype=torch.float32)
@@ -168,7 +169,7 @@ def test_bits_do_not_depend_on_the_block_size(backend_of):
 
 @pytest.mark.parametrize("window", [None, 20])
 def test_a_broken_position_touches_only_the_rows_that_see_it(backend_of, window):
-    backend: Backend = backend_of(torch.float32, 1)
+    backend: Operations = backend_of(torch.float32, 1)
     geometry = {"kv_heads": 1, "group": 3, "dim": 64, "block_size": 16, "dtype": torch.float32}
     wanted = Cache([120], **geometry).attend(backend, [(0, 0, 120)], window)[0]
     cache = Cache([120], **geometry)
@@ -182,7 +183,7 @@ def test_a_broken_position_touches_only_the_rows_that_see_it(backend_of, window)
 
 
 def test_queries_may_be_a_slice_of_a_wider_projection(backend_of):
-    backend: Backend = backend_of(torch.float32, 1)
+    backend: Operations = backend_of(torch.float32, 1)
     geometry = {"kv_heads": 2, "group": 2, "dim": 16, "block_size": 4, "dtype": torch.float32}
     wanted = Cache([20], **geometry).attend(backend, [(0, 0, 20)])[0]
     cache = Cache([20], **geometry)

@@ -11,6 +11,7 @@
 #include <limits>
 #include <vector>
 
+#include "attention.h"
 #include "simd.h"
 #include "thread_pool.h"
 
@@ -25,25 +26,6 @@ constexpr int kTileQueries = 24;  // query rows that share a chunk's keys and va
 constexpr int kPrefetch = 6;
 
 static_assert(kChunk % kLanes == 0 && kTileQueries % kTileRows == 0, "tiles divide evenly");
-
-// Strides count elements. `keys` is the cache at block 0 of the layer; values are `half` behind the keys.
-template <class Element>
-struct Cache {
-    const Element* keys;
-    int64_t block_stride, half, block_size, kv_heads, dim;
-};
-
-struct Queries {
-    const float* q;
-    int64_t q_stride, heads;
-    const int32_t* positions;
-    const int32_t* query_starts;
-    const int32_t* block_tables;
-    int64_t sequences, table_stride;
-    float scale;
-    int window;  // positions that a row sees, itself included; 0 for all
-    float* out;
-};
 
 struct Range {
     int begin, end;
