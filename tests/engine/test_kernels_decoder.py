@@ -147,13 +147,16 @@ def test_rows_without_logits_write_their_keys_and_values_all_the_same(backend_of
     assert torch.equal(silent, heard)
 
 
-@pytest.mark.parametrize("token", [-1, VOCAB])
-def test_a_token_outside_the_vocabulary_is_never_looked_up(kernels_of, token):
+@pytest.mark.parametrize(("token", "row"), [(-1, 1), (VOCAB, 1), (5, -1), (5, 2)])
+def test_a_token_or_a_row_out_of_range_is_a_mistake_of_the_caller_and_nothing_is_written(
+    kernels_of, token, row
+):
     backend = kernels_of(torch.float32, 1)
     weights = decoder_weights(backend, SHAPES["groups"])
     kv, meta = cache_of(weights, torch.float32), meta_of([(0, 0, 2)])
-    with pytest.raises(AssertionError):
-        backend.decoder(weights).forward(torch.tensor([0, token]), kv, meta, torch.tensor([1]))
+    with pytest.raises(AssertionError, match="out of range"):
+        backend.decoder(weights).forward(torch.tensor([0, token]), kv, meta, torch.tensor([row]))
+    assert not kv.any()
 
 
 @pytest.mark.parametrize("bits", [None, 4])

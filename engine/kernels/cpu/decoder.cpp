@@ -62,6 +62,10 @@ int64_t widest(const Decoder& decoder) {
     return width;
 }
 
+bool within(const int64_t* indices, int64_t count, int64_t end) {
+    return std::all_of(indices, indices + count, [end](int64_t index) { return 0 <= index && index < end; });
+}
+
 void attention(ThreadPool& pool, const Cache<float>& cache, const Queries& queries) {
     crossdock_attention_f32(&pool, &cache, &queries);
 }
@@ -103,7 +107,9 @@ class Step {
     void embed() {
         pool_.split(rows_, row_grain(hidden_), [&](size_t begin, size_t end) {
             std::fill(residual_ + begin * hidden_, residual_ + end * hidden_, 0.0f);
-            for (size_t row = begin; row < end; ++row) embed_row(batch_.token_ids[row] * hidden_, x_ + row * hidden_);
+            for (size_t row = begin; row < end; ++row) {
+                embed_row(batch_.token_ids[row] * hidden_, x_ + row * hidden_);
+            }
         });
     }
 
@@ -201,13 +207,18 @@ int64_t crossdock_decoder_floats(const crossdock::Decoder* decoder, int64_t rows
     return rows * (2 * decoder->hidden + crossdock::widest(*decoder));
 }
 
-void crossdock_decoder_forward(void* pool, const crossdock::Decoder* decoder, const crossdock::Batch* batch) {
-    auto& crew = *static_cast<crossdock::ThreadPool*>(pool);
+// 0, and nothing done, when a token or a chosen row is out of range.
+int crossdock_decoder_forward(void* pool, const crossdock::Decoder* decoder, const crossdock::Batch* batch) {
+    using namespace crossdock;
+    if (!within(batch->token_ids, batch->rows, decoder->head.out)) return 0;
+    if (!within(batch->chosen, batch->chosen_count, batch->rows)) return 0;
+    auto& crew = *static_cast<ThreadPool*>(pool);
     if (batch->kv_bits == 32) {
-        crossdock::Step<float>(crew, *decoder, *batch).run();
+        Step<float>(crew, *decoder, *batch).run();
     } else {
-        crossdock::Step<uint16_t>(crew, *decoder, *batch).run();
+        Step<uint16_t>(crew, *decoder, *batch).run();
     }
+    return 1;
 }
 }
 #pragma GCC visibility pop

@@ -30,20 +30,22 @@ class CpuDecoder:
         self._library = library
         self._run = run
         self._memory = torch.empty(0)
+        self._rows_most = 0
 
     def forward(
         self, token_ids: torch.Tensor, kv: torch.Tensor, meta: AttentionMeta, rows: torch.Tensor
     ) -> torch.Tensor:
-        _check_rows(token_ids, len(self._weights.embedding))
-        _check_rows(rows, len(token_ids))
-        assert 1 <= len(token_ids) >= len(rows), (len(token_ids), len(rows))
-        logits = torch.empty(len(rows), self._weights.head.out_features)
+        check(token_ids, torch.int64, 1)
+        check(rows, torch.int64, 1)
+        count, chosen_count = token_ids.shape[0], rows.shape[0]
+        assert 1 <= count >= chosen_count, (count, chosen_count)
+        logits = torch.empty(chosen_count, self._weights.head.out_features)
         batch = structures.Batch(
             token_ids=token_ids.data_ptr(),
-            rows=len(token_ids),
+            rows=count,
             chosen=rows.data_ptr(),
-            chosen_count=len(rows),
-            memory=self._memory_of(len(token_ids)).data_ptr(),
+            chosen_count=chosen_count,
+            memory=self._memory_of(count).data_ptr(),
             logits=logits.data_ptr(),
         )
         _place(batch, meta)
@@ -52,10 +54,10 @@ class CpuDecoder:
         return logits
 
     def _memory_of(self, rows: int) -> torch.Tensor:
-        floats = self._library.decoder_floats(self._decoder, rows)
-        if floats > len(self._memory):
-            self._memory = torch.empty(0)  # not both at once
-            self._memory = torch.empty(floats)
+        if rows > self._rows_most:
+            self._memory, self._rows_most = torch.empty(0), 0  # not both at once
+            self._memory = torch.empty(self._library.decoder_floats(self._decoder, rows))
+            self._rows_most = rows
         return self._memory
 
     def _place_cache(self, batch: structures.Batch, kv: torch.Tensor) -> None:
@@ -68,21 +70,13 @@ class CpuDecoder:
         batch.kv, batch.kv_bits, batch.block_size = kv.data_ptr(), 8 * kv.itemsize, block_size
 
 
-def _check_rows(indices: torch.Tensor, end: int) -> None:
-    """int64 [n], in [0, end)."""
-    check(indices, torch.int64, 1)
-    if len(indices):
-        low, high = indices.aminmax()
-        assert low >= 0 and high < end, (low, high, end)
-
-
 def _place(batch: structures.Batch, meta: AttentionMeta) -> None:
     for tensor, dimensions in ((meta.positions, 1), (meta.query_starts, 1), (meta.block_tables, 2)):
         check(tensor, torch.int32, dimensions)
     check(meta.slots, torch.int64, 1)
     sequences, table_stride = meta.block_tables.shape
-    assert len(meta.positions) == len(meta.slots) == batch.rows, (len(meta.positions), len(meta.slots))
-    assert len(meta.query_starts) == sequences + 1, (len(meta.query_starts), sequences)
+    assert meta.positions.shape == meta.slots.shape == (batch.rows,), (meta.positions.shape, batch.rows)
+    assert meta.query_starts.shape == (sequences + 1,), (meta.query_starts.shape, sequences)
     batch.positions, batch.slots = meta.positions.data_ptr(), meta.slots.data_ptr()
     batch.query_starts, batch.block_tables = meta.query_starts.data_ptr(), meta.block_tables.data_ptr()
     batch.sequences, batch.table_stride = sequences, table_stride

@@ -53,7 +53,7 @@ class Library:
         quantized = (c_void_p, c_void_p, c_void_p, c_int64, c_int64, POINTER(Format), c_void_p)
         self._declare("quantized_pack", quantized, None)
         self._declare("decoder_floats", (POINTER(Decoder), c_int64), c_int64)
-        self._declare("decoder_forward", (c_void_p, POINTER(Decoder), POINTER(Batch)), None)
+        self._declare("decoder_forward", (c_void_p, POINTER(Decoder), POINTER(Batch)), c_int)
         self._tile_columns: int = self._library.crossdock_tile_columns()
         self._quantized_columns: int = self._library.crossdock_quantized_columns()
 
@@ -112,8 +112,9 @@ class Library:
         return int(self._library.crossdock_decoder_floats(byref(decoder), rows))
 
     def decoder_forward(self, thread_pool: int, decoder: Decoder, batch: Batch) -> None:
-        """One whole step."""
-        self._library.crossdock_decoder_forward(thread_pool, byref(decoder), byref(batch))
+        """One whole step. Tokens and chosen rows are looked at before anything is written."""
+        done = self._library.crossdock_decoder_forward(thread_pool, byref(decoder), byref(batch))
+        assert done, "a token id or a chosen row is out of range"
 
     def single(self, name: str, arguments: Sequence[type]) -> Callable[..., None]:
         """The kernel of this name, which returns nothing."""
