@@ -7,7 +7,8 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from engine.kernels.backend import AttentionMeta, Backend
+from engine.kernels.backend import AttentionMeta
+from engine.kernels.composed import Operations
 
 LAYERS = 2
 LAYER = 1
@@ -54,7 +55,7 @@ class Cache:
             for length, count in zip(lengths, counts, strict=True)
         ]
 
-    def attend(self, backend: Backend, runs, window=None) -> list[torch.Tensor]:
+    def attend(self, backend: Operations, runs, window=None) -> list[torch.Tensor]:
         """One call for runs of (sequence, first, end), their keys and values included; a result per run."""
         meta = self._meta(runs)
         q, k, v = (
@@ -115,7 +116,7 @@ def cut(length: int, step: int) -> list[tuple[int, int]]:
     return [(first, min(first + step, length)) for first in range(0, length, step)]
 
 
-def rounds(backend: Backend, dtype: torch.dtype) -> bool:
+def rounds(backend: Operations, dtype: torch.dtype) -> bool:
     return dtype == torch.bfloat16 and "attention=rounded" in backend.numerics
 
 
@@ -136,7 +137,7 @@ def test_attention_of_any_geometry_is_close_to_float64(
     cache = Cache(
         lengths, kv_heads=kv_heads, group=group, dim=dim, block_size=block_size, dtype=dtype, seed=seed
     )
-    backend: Backend = backend_of(torch.float32, 2)
+    backend: Operations = backend_of(torch.float32, 2)
     runs = [(sequence, 0, length) for sequence, length in enumerate(lengths)]
     for sequence, got in enumerate(cache.attend(backend, runs, window)):
         exact = cache.exact(sequence, window)
@@ -158,7 +159,7 @@ def test_whole_prompt_chunks_and_single_tokens_agree_bit_by_bit(
     backend_of, group, dim, block_size, dtype, window
 ):
     length = 150
-    backend: Backend = backend_of(torch.float32, 1)
+    backend: Operations = backend_of(torch.float32, 1)
     results = []
     for step in (length, 1, 7, 64):
         cache = Cache([length], kv_heads=2, group=group, dim=dim, block_size=block_size, dtype=dtype)
@@ -198,7 +199,7 @@ def test_the_last_tokens_of_many_sequences_have_the_bits_of_their_prompts(backen
 def test_prompt_chunks_and_single_tokens_mix_in_one_call(backend_of):
     lengths = [100, 80, 33]
     geometry = {"kv_heads": 1, "group": 4, "dim": 16, "block_size": 8, "dtype": torch.float32}
-    backend: Backend = backend_of(torch.float32, 2)
+    backend: Operations = backend_of(torch.float32, 2)
     cache, mixed = Cache(lengths, **geometry), Cache(lengths, **geometry)
     wanted = [cache.attend(backend, [(s, 0, length)])[0] for s, length in enumerate(lengths)]
     mixed.attend(backend, [(0, 0, 99), (1, 0, 10)])
@@ -210,7 +211,7 @@ def test_prompt_chunks_and_single_tokens_mix_in_one_call(backend_of):
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_bits_do_not_depend_on_the_block_size(backend_of, dtype):
-    backend: Backend = backend_of(torch.float32, 1)
+    backend: Operations = backend_of(torch.float32, 1)
     results = []
     for block_size in (1, 5, 16, 128):
         cache = Cache([140], kv_heads=2, group=2, dim=24, block_size=block_size, dtype=dtype)
@@ -229,7 +230,7 @@ def test_bits_do_not_depend_on_the_block_size(backend_of, dtype):
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("window", [None, 20])
 def test_a_broken_position_touches_only_the_rows_that_see_it(backend_of, window, dtype, broken):
-    backend: Backend = backend_of(torch.float32, 1)
+    backend: Operations = backend_of(torch.float32, 1)
     geometry = {"kv_heads": 1, "group": 3, "dim": 64, "block_size": 16, "dtype": dtype}
     wanted = Cache([120], **geometry).attend(backend, [(0, 0, 120)], window)[0]
     cache = Cache([120], **geometry)
@@ -243,7 +244,7 @@ def test_a_broken_position_touches_only_the_rows_that_see_it(backend_of, window,
 
 
 def test_queries_may_be_a_slice_of_a_wider_projection(backend_of):
-    backend: Backend = backend_of(torch.float32, 1)
+    backend: Operations = backend_of(torch.float32, 1)
     geometry = {"kv_heads": 2, "group": 2, "dim": 16, "block_size": 4, "dtype": torch.float32}
     wanted = Cache([20], **geometry).attend(backend, [(0, 0, 20)])[0]
     cache = Cache([20], **geometry)

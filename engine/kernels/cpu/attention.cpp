@@ -14,6 +14,7 @@
 #include <type_traits>
 #include <vector>
 
+#include "attention.h"
 #include "paged_cache.h"
 #include "running_softmax.h"
 #include "simd.h"
@@ -26,18 +27,6 @@ constexpr int64_t kTileQueries = 96;  // that share a chunk: enough to pay for p
 constexpr int64_t kTilesPerThread = 4;  // enough for even shares
 constexpr int64_t kStopBytes = 1 << 17;  // of keys and values: two chunks at a time in the second-level cache
 constexpr int64_t kGrainScores = 1 << 13;  // of work that is worth waking a thread for
-
-struct Queries {
-    const float* q;
-    int64_t q_stride, heads;
-    const int32_t* positions;
-    const int32_t* query_starts;
-    const int32_t* block_tables;
-    int64_t sequences, table_stride;
-    float scale;
-    int window;  // positions that a row sees, itself included; 0 for all
-    float* out;
-};
 
 // Consecutive rows of one sequence and consecutive key heads.
 struct Tile {

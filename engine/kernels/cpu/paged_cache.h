@@ -4,16 +4,10 @@
 #include <algorithm>
 #include <cstdint>
 
+#include "attention.h"
 #include "simd.h"
 
 namespace crossdock {
-
-// Strides count elements. `keys` is the cache at block 0 of the layer; values are `half` behind the keys.
-template <class Element>
-struct Cache {
-    const Element* keys;
-    int64_t block_stride, half, block_size, kv_heads, dim;
-};
 
 struct Range {
     int begin, end;
