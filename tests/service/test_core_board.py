@@ -1,4 +1,4 @@
-"""The page on which workers say whether their cores are free. What borrowers make of it: tests/engine/test_lent_cores.py."""
+"""The page on which workers say whether their cores are free. tests/engine/test_lent_cores.py has the borrowers."""
 
 from contextlib import closing
 
