@@ -39,7 +39,7 @@ def main(argv: Sequence[str]) -> int:
     try:
         options = config.load(ServeOptions, argv, environ, prog=_PROG)
         resolve_model(options.model)
-        with _runtime_folder() as folder, _core_board(options) as board:
+        with _runtime_folder() as folder, core_board(options) as board:
             specs = plan(
                 options, folder, environ, secrets.token_hex(32), None if board is None else board.path
             )
@@ -101,6 +101,15 @@ def deal(options: ServeOptions) -> dict[str, tuple[int, ...]]:
     shares = (max(1, (left + i) // open_hands) for i in reversed(range(open_hands)))
     ring = cycle(cores)
     return {name: tuple(dict.fromkeys(islice(ring, threads or next(shares)))) for name, threads in workers}
+
+
+def core_board(options: ServeOptions) -> AbstractContextManager[CoreBoard | None]:
+    """What the workers lend their cores by, until the block ends. None where nothing is lent: nobody wants it, or there
+    are too many workers to keep apart."""
+    hands = deal(options)
+    if not options.lend_cores or len(hands) > SEATS_MAX:
+        return nullcontext()
+    return closing(CoreBoard.make(tuple(hands.values())))
 
 
 async def supervise(
@@ -186,14 +195,6 @@ def _argv(verb: str, options: GatewayOptions | WorkerOptions) -> tuple[str, ...]
 
 def _socket(folder: Path, name: str) -> str:
     return f"unix:{folder / name}.grpc"
-
-
-def _core_board(options: ServeOptions) -> AbstractContextManager[CoreBoard | None]:
-    """None where nothing is lent: nobody wants it, or there are too many workers to keep apart."""
-    hands = deal(options)
-    if not options.lend_cores or len(hands) > SEATS_MAX:
-        return nullcontext()
-    return closing(CoreBoard.make(tuple(hands.values())))
 
 
 def _vacate(board: CoreBoard | None, seats: Sequence[str], name: str) -> None:

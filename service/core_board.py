@@ -46,9 +46,13 @@ class CoreBoard:
     def open(cls, path: Path) -> Self:
         """The board of somebody else. Raises StartupError when it is not there."""
         try:
-            return cls(os.open(path, os.O_RDWR | os.O_CLOEXEC))
-        except (OSError, ValueError) as error:
-            raise StartupError(f"--core-board: {path}: {error}") from error
+            file = os.open(path, os.O_RDWR | os.O_CLOEXEC)
+        except OSError as error:
+            raise StartupError(f"--core-board: {path}: {error.strerror}") from error
+        if os.fstat(file).st_size == 0:
+            os.close(file)
+            raise StartupError(f"--core-board: {path}: is empty")
+        return cls(file)
 
     @property
     def path(self) -> Path:

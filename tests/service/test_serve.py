@@ -60,6 +60,12 @@ def test_serve_gives_every_worker_a_seat_of_its_own_on_the_board(tmp_path):
     ]
 
 
+def test_cores_are_lent_unless_somebody_minds_or_there_are_too_many_workers():
+    for argv, lent in (([], True), (["--no-lend-cores"], False), (["--prefill=40", "--decode=40"], False)):
+        with serve.core_board(config.load(ServeOptions, argv, {})) as board:
+            assert (board is not None) == lent, argv
+
+
 def test_serve_puts_no_secret_on_a_command_line(tmp_path):
     options = config.load(ServeOptions, ["--control-token=hush"], {})
     for spec in serve.plan(options, tmp_path, {}, KEY):
