@@ -15,9 +15,11 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from engine.errors import NoCompiler
 from engine.kernels.core_share import CoreShare
-from engine.kernels.cpu.backend import CpuBackend
-from engine.kernels.select import choose_backend
+from engine.kernels.cpu.build import COMPILERS, build, default_cache_folder, find_compiler, host_flags
+from engine.kernels.cpu.library import Library
+from engine.kernels.cpu.operations import CpuOperations
 from service.core_board import CoreBoard
 from tests.engine.test_exactness import MODES, answers, engine_of
 
@@ -39,14 +41,20 @@ def board():
     made.close()
 
 
+def operations(dtype, cores):
+    """Compiled kernels one at a time, on these cores."""
+    try:
+        library = Library(build(default_cache_folder(), find_compiler(COMPILERS), host_flags()))
+    except NoCompiler as error:
+        pytest.skip(str(error))
+    return CpuOperations(dtype, 1, library, cores)
+
+
 class Borrower:
     """A backend, a product that is worth sharing, and the result that it must always have."""
 
     def __init__(self, cores):
-        chosen = choose_backend(torch.float32, 1, cores=cores)
-        if not isinstance(chosen.backend, CpuBackend):
-            pytest.skip(str(chosen.note))
-        self.backend = chosen.backend
+        self.backend = operations(torch.float32, cores)
         self._weight, self._x = self.backend.pack(torch.randn(1024, 256)), torch.randn(32, 256)
         self._wanted = self.backend.linear(self._x, self._weight)
 
@@ -103,9 +111,12 @@ import sys
 from pathlib import Path
 import torch
 from engine.kernels.core_share import CoreShare
-from engine.kernels.select import choose_backend
+from engine.kernels.cpu.build import COMPILERS, build, default_cache_folder, find_compiler, host_flags
+from engine.kernels.cpu.library import Library
+from engine.kernels.cpu.operations import CpuOperations
+library = Library(build(default_cache_folder(), find_compiler(COMPILERS), host_flags()))
 cores = CoreShare(own=(int(sys.argv[1]),), board=Path(sys.argv[2]), seat=int(sys.argv[3]))
-backend = choose_backend(torch.float32, 1, cores=cores).backend
+backend = CpuOperations(torch.float32, 1, library, cores)
 weight, x = backend.pack(torch.randn(4096, 2048)), torch.randn(256, 2048)
 print(flush=True)
 while True:
@@ -180,13 +191,8 @@ def crowded(core):
 def lending():
     """A board, and backends of both dtypes that borrow by it, each beside one that does not."""
     board = CoreBoard.make([(CORES[0],), (CORES[1],)])
-    pairs = []
-    for dtype in (torch.float32, torch.bfloat16):
-        alone, lent = (choose_backend(dtype, 1, cores=cores) for cores in (CoreShare(), share(board)))
-        if not isinstance(alone.backend, CpuBackend):
-            pytest.skip(str(alone.note))
-        pairs.append((alone.backend, lent.backend))
-    return board, pairs
+    dtypes = (torch.float32, torch.bfloat16)
+    return board, [(operations(dtype, CoreShare()), operations(dtype, share(board))) for dtype in dtypes]
 
 
 @settings(max_examples=20, deadline=None)

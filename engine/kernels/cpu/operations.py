@@ -9,6 +9,7 @@ from ctypes import POINTER, byref, c_float, c_int64, c_void_p
 import torch
 
 from engine.kernels.backend import AttentionMeta, PackedLinear
+from engine.kernels.core_share import ANY_CORES, CoreShare
 from engine.kernels.cpu.backend import CpuBackend
 from engine.kernels.cpu.library import SUFFIXES, Library, PackedWeight, check
 from engine.kernels.cpu.structures import Cache, Linear, Queries
@@ -20,8 +21,10 @@ _ROTARY = (c_void_p, c_int64, c_int64, c_int64, c_int64, c_void_p, c_void_p, c_v
 class CpuOperations(CpuBackend):
     """See kernels.composed.Operations."""
 
-    def __init__(self, dtype: torch.dtype, threads: int, library: Library) -> None:
-        super().__init__(dtype, threads, library)
+    def __init__(
+        self, dtype: torch.dtype, threads: int, library: Library, cores: CoreShare = ANY_CORES
+    ) -> None:
+        super().__init__(dtype, threads, library, cores)
         norm = (c_void_p, c_void_p, c_float, c_int64, c_int64, c_void_p)
         add_norm = (c_void_p, c_void_p, c_void_p, c_float, c_int64, c_int64)
         self._linear = library.single("linear", (c_void_p, POINTER(Linear), c_void_p, c_int64, c_void_p))
