@@ -182,9 +182,10 @@ def test_a_sequence_has_the_same_bits_alone_and_among_others(backend_of, threads
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_the_last_tokens_of_many_sequences_have_the_bits_of_their_prompts(backend_of, dtype):
+@pytest.mark.parametrize("dim", [8, 64])
+def test_the_last_tokens_of_many_sequences_have_the_bits_of_their_prompts(backend_of, dtype, dim):
     lengths = [*range(250, 262), 1, 2, 33]
-    geometry = {"kv_heads": 3, "group": 3, "dim": 64, "block_size": 16, "dtype": dtype}
+    geometry = {"kv_heads": 3, "group": 3, "dim": dim, "block_size": 16, "dtype": dtype}
     cache = Cache(lengths, **geometry)
     prompts = [
         cache.attend(backend_of(torch.float32, 1), [(s, 0, length)])[0] for s, length in enumerate(lengths)

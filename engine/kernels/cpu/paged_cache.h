@@ -52,13 +52,16 @@ struct Ahead {
     int64_t pace;  // cache lines of keys, and of values, per share
 
     // So that as many shares ask for everything.
-    void spread(int64_t shares) { pace = ((end - offsets) * width / kLine + shares - 1) / shares; }
+    void spread(int64_t shares) {
+        const int64_t lines = (end - offsets) * ((width + kLine - 1) / kLine);
+        pace = (lines + shares - 1) / shares;
+    }
 
     INLINE void fetch(int shares) {
         for (int64_t lines = shares * pace; offsets < end && lines > 0; --lines) {
             const char* place = keys + *offsets * static_cast<int64_t>(sizeof(Element)) + at;
-            __builtin_prefetch(place, 0, 2);
-            __builtin_prefetch(place + half, 0, 2);
+            __builtin_prefetch(place, 0, 3);
+            __builtin_prefetch(place + half, 0, 3);
             at += kLine;
             if (at >= width) {
                 at = 0;
