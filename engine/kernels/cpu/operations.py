@@ -4,41 +4,36 @@ Called by tests and benchmarks, never by a worker: its steps are native calls as
 attention run on the caller's thread.
 """
 
+from collections.abc import Callable
 from ctypes import POINTER, byref, c_float, c_int64, c_void_p
+from functools import cached_property
 
 import torch
 
 from engine.kernels.backend import AttentionMeta, PackedLinear
-from engine.kernels.core_share import ANY_CORES, CoreShare
 from engine.kernels.cpu.backend import CpuBackend
-from engine.kernels.cpu.library import SUFFIXES, Library, PackedWeight, check
+from engine.kernels.cpu.library import SUFFIXES, PackedWeight, check
 from engine.kernels.cpu.structures import Cache, Linear, Queries
 
 _WRITE_KV = (POINTER(Cache), c_void_p, c_int64, c_void_p, c_int64, c_void_p, c_int64)
-_ROTARY = (c_void_p, c_int64, c_int64, c_int64, c_int64, c_void_p, c_void_p, c_void_p)
+_ATTENTION = (c_void_p, POINTER(Cache), POINTER(Queries))
+_SIGNATURES: dict[str, tuple[type, ...]] = {
+    "linear": (c_void_p, POINTER(Linear), c_void_p, c_int64, c_void_p),
+    "rms_norm": (c_void_p, c_void_p, c_float, c_int64, c_int64, c_void_p),
+    "add_rms_norm": (c_void_p, c_void_p, c_void_p, c_float, c_int64, c_int64),
+    "rotary": (c_void_p, c_int64, c_int64, c_int64, c_int64, c_void_p, c_void_p, c_void_p),
+    "silu_mul": (c_void_p, c_int64, c_int64),
+    **{f"write_kv_{suffix}": _WRITE_KV for suffix in SUFFIXES.values()},
+    **{f"attention_{suffix}": _ATTENTION for suffix in SUFFIXES.values()},
+}
 
 
 class CpuOperations(CpuBackend):
     """See kernels.composed.Operations."""
 
-    def __init__(
-        self, dtype: torch.dtype, threads: int, library: Library, cores: CoreShare = ANY_CORES
-    ) -> None:
-        super().__init__(dtype, threads, library, cores)
-        norm = (c_void_p, c_void_p, c_float, c_int64, c_int64, c_void_p)
-        add_norm = (c_void_p, c_void_p, c_void_p, c_float, c_int64, c_int64)
-        self._linear = library.single("linear", (c_void_p, POINTER(Linear), c_void_p, c_int64, c_void_p))
-        self._rms_norm = library.single("rms_norm", norm)
-        self._add_rms_norm = library.single("add_rms_norm", add_norm)
-        self._rotary = library.single("rotary", _ROTARY)
-        self._silu_mul = library.single("silu_mul", (c_void_p, c_int64, c_int64))
-        self._write_kv = {
-            dtype: library.single(f"write_kv_{suffix}", _WRITE_KV) for dtype, suffix in SUFFIXES.items()
-        }
-        self._attention = {
-            dtype: library.single(f"attention_{suffix}", (c_void_p, POINTER(Cache), POINTER(Queries)))
-            for dtype, suffix in SUFFIXES.items()
-        }
+    @cached_property
+    def _kernels(self) -> dict[str, Callable[..., None]]:
+        return {name: self._library.single(name, arguments) for name, arguments in _SIGNATURES.items()}
 
     def linear(self, x: torch.Tensor, linear: PackedLinear) -> torch.Tensor:
         assert isinstance(linear, PackedWeight), linear
@@ -46,7 +41,9 @@ class CpuOperations(CpuBackend):
         rows, columns = x.shape
         assert columns == linear.in_features, (columns, linear.in_features)
         out = torch.empty(rows, linear.out_features)
-        self._linear(self._thread_pool, byref(linear.structure), x.data_ptr(), rows, out.data_ptr())
+        self._kernels["linear"](
+            self._thread_pool, byref(linear.structure), x.data_ptr(), rows, out.data_ptr()
+        )
         return out
 
     def rms_norm(self, x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
@@ -55,7 +52,7 @@ class CpuOperations(CpuBackend):
         check(rows, torch.float32, 2)
         assert weight.shape == rows.shape[1:], (weight.shape, rows.shape)
         out = torch.empty(x.shape)
-        self._rms_norm(rows.data_ptr(), weight.data_ptr(), eps, *rows.shape, out.data_ptr())
+        self._kernels["rms_norm"](rows.data_ptr(), weight.data_ptr(), eps, *rows.shape, out.data_ptr())
         return out
 
     def add_rms_norm(
@@ -66,7 +63,7 @@ class CpuOperations(CpuBackend):
         check(weight, torch.float32, 1)
         assert residual.shape == x.shape and weight.shape == x.shape[1:], (x.shape, weight.shape)
         out = x.clone()
-        self._add_rms_norm(out.data_ptr(), residual.data_ptr(), weight.data_ptr(), eps, *x.shape)
+        self._kernels["add_rms_norm"](out.data_ptr(), residual.data_ptr(), weight.data_ptr(), eps, *x.shape)
         return out
 
     def rotary(
@@ -80,7 +77,7 @@ class CpuOperations(CpuBackend):
                 check(table, torch.float32, 2)
                 assert table.shape == (cos.shape[0], dim // 2) and dim % 2 == 0, (table.shape, dim)
             angles = (positions.data_ptr(), cos.data_ptr(), sin.data_ptr())
-            self._rotary(x.data_ptr(), _row_stride(x), rows, heads, dim // 2, *angles)
+            self._kernels["rotary"](x.data_ptr(), _row_stride(x), rows, heads, dim // 2, *angles)
 
     def write_kv(
         self, kv: torch.Tensor, layer: int, k: torch.Tensor, v: torch.Tensor, slots: torch.Tensor
@@ -91,7 +88,7 @@ class CpuOperations(CpuBackend):
         assert v.shape == k.shape and (heads, dim) == (cache.kv_heads, cache.dim), (k.shape, kv.shape)
         assert slots.shape == (rows,), (slots.shape, rows)
         values = (k.data_ptr(), _row_stride(k), v.data_ptr(), _row_stride(v))
-        self._write_kv[kv.dtype](byref(cache), *values, slots.data_ptr(), rows)
+        self._kernels[f"write_kv_{SUFFIXES[kv.dtype]}"](byref(cache), *values, slots.data_ptr(), rows)
 
     def attention(
         self,
@@ -125,7 +122,7 @@ class CpuOperations(CpuBackend):
             window=window or 0,
             out=out.data_ptr(),
         )
-        self._attention[kv.dtype](self._thread_pool, byref(cache), byref(queries))
+        self._kernels[f"attention_{SUFFIXES[kv.dtype]}"](self._thread_pool, byref(cache), byref(queries))
         return out
 
     def silu_mul(self, gate_up: torch.Tensor) -> torch.Tensor:
@@ -133,7 +130,7 @@ class CpuOperations(CpuBackend):
         rows, width = gate_up.shape[0], gate_up.shape[1] // 2
         assert gate_up.shape[1] == 2 * width, gate_up.shape
         both = gate_up.clone()
-        self._silu_mul(both.data_ptr(), rows, width)
+        self._kernels["silu_mul"](both.data_ptr(), rows, width)
         return both[:, :width].contiguous()
 
 
