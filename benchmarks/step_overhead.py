@@ -2,11 +2,11 @@
 
     python -m benchmarks.step_overhead [--sequences 1,8,64,256] [--steps 400] [--context 512] [--profile 64]
 
-The real worker, core, policy, runner, sampler and rim run on one thread; only the model is replaced, by one that returns
-random logits. A step is cut into: plan (the view of what runs, and the policy), batch (blocks, copies, the runner's
-layout up to the model's first kernel), sampling, commit (what the core notes of it), output (reports, load, the message
-as bytes). Each part's median over the steps is printed. Sampling is greedy or seeded (temperature 0.8, top_p 0.95), over
-the built-in model's vocabulary and over a tiny one, where reading logits costs nothing.
+The real worker, core, policy, runner, sampler and rim run on one thread; only the model is replaced, by one that
+returns random logits. A step is cut into: plan (the view of what runs, and the policy), batch (blocks, copies, the
+runner's layout up to the model's first kernel), sampling, commit (what the core notes of it), output (reports, load,
+the message as bytes). Each part's median over the steps is printed. Sampling is greedy or seeded (temperature 0.8,
+top_p 0.95), over the built-in model's vocabulary and over a tiny one, where reading logits costs nothing.
 """
 
 import argparse
@@ -35,9 +35,10 @@ from engine.loop import EngineLoop
 from engine.policy import Plan, View
 from engine.runner import TransformerRunner
 from engine.sampling import Sampler
-from kvtransfer.events import Opened, Received
+from kvtransfer.events import Closed, Opened, Received
 from kvtransfer.identity import Identity
 from kvtransfer.ticket import Ticket, mint
+from service.machine import KEPT_BYTES, keep_freed_memory
 from service.orders import AttemptKey, Choice, SequenceOrder
 from service.worker_rim import PROTOCOL_VERSION, Host, WorkerRim
 
@@ -220,6 +221,7 @@ class Bench:
         self.worker.on_transfer(
             Received(ticket_id=ticket_id, num_tokens=len(order.token_ids), first_tokens=((0, 1),))
         )
+        self.worker.on_transfer(Closed(ticket_id=ticket_id))
 
     async def step(self) -> None:
         self.instants.begin()
@@ -275,7 +277,6 @@ async def measure(options: argparse.Namespace, sequences: int, vocab: int, mode:
         bench.adopt(number, order_of(number, options.context, options.steps + 100, mode))
     for _ in range(50):
         await bench.step()
-    bench.instants = bench.stream._instants  # the same ones: warm steps count too, medians forgive them
     gc.collect()
     gc.freeze()
     with profiled(options.profile == sequences):
@@ -289,8 +290,8 @@ async def measure(options: argparse.Namespace, sequences: int, vocab: int, mode:
 async def run(options: argparse.Namespace) -> None:
     shown = [part for part in PARTS if part != "model"] + ["all"]
     print(f"{'sequences':>9} {'sampling':8} {'vocabulary':>10}  " + " ".join(f"{each:>9}" for each in shown))
-    for mode in MODES:
-        for vocab in (VOCAB, TINY_VOCAB):
+    for mode in options.modes:
+        for vocab in options.vocabularies:
             for sequences in options.sequences:
                 took = await measure(options, sequences, vocab, mode)
                 figures = " ".join(f"{took[part]:9.1f}" for part in shown)
@@ -305,8 +306,11 @@ def main() -> None:
     parser.add_argument("--sequences", type=counts, default=[1, 8, 64, 256])
     parser.add_argument("--steps", type=int, default=400)
     parser.add_argument("--context", type=int, default=512)
+    parser.add_argument("--modes", nargs="+", choices=MODES, default=list(MODES))
+    parser.add_argument("--vocabularies", nargs="+", type=int, default=[VOCAB, TINY_VOCAB])
     parser.add_argument("--profile", type=int, help="print a profile of the steps with so many sequences")
     torch.set_num_threads(1)
+    keep_freed_memory(KEPT_BYTES)
     uvloop.run(run(parser.parse_args()))
 
 

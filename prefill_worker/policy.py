@@ -29,5 +29,5 @@ class PrefillPolicy:
         started = fits(waiting, room, now, self.passing_s)
         budget = TokenBudget(self.budget_tokens)
         order = by_aged_length((*view.running, *started), now, self.ageing_tokens_per_s)
-        work = (Work(id=one.id, count=budget.take(one.uncomputed)) for one in order)
-        return Plan(work=tuple(each for each in work if each.count > 0))
+        work = (Work(id=one.id, tokens=budget.take(one.uncomputed)) for one in order)
+        return Plan(work=tuple(each for each in work if each.tokens > 0))

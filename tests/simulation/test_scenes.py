@@ -105,6 +105,7 @@ def test_an_answer_that_is_given_up_at_any_position_goes_on_through_the_gateway(
     policy = Forcing(DecodePolicy(budget_tokens=64, seats=8), length)
     monkeypatch.setattr(DecodeProcess, "make_policy", lambda process: policy)
     world = World(quiet([replace(wish(1, 10, 14), temperature=1.0, seed=77)]))
+    policy.watch(world.processes["d0"].core)
     world.run()
     (client,) = world.clients
     assert (tuple(client.tokens), client.outcome) == (client.choices[0].answer.tokens, "length")
