@@ -1,6 +1,7 @@
 """Sequences that are given up for want of blocks: exact when they go on, whoever else runs, and nothing is left."""
 
 from dataclasses import replace
+from types import SimpleNamespace
 
 import pytest
 
@@ -36,7 +37,7 @@ def make_core(policy, *, blocks=64, block_size=4, swap_blocks=0, share=0.4):
         headroom=Headroom(share, least=0.0),
     )
     if isinstance(policy, Forcing):
-        policy.watch(core)
+        policy.watch(SimpleNamespace(core=core))
     return core
 
 

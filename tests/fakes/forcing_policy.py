@@ -4,15 +4,16 @@ from engine.policy import Plan
 
 
 class Forcing:
-    """As the policy, except that a sequence that has so many tokens is given up; each length once. Counts tokens in
-    the core that it is set to watch."""
+    """As the policy, except that a sequence that has so many tokens is given up; each length once. Counts tokens
+    in the core that it is set to watch."""
 
     def __init__(self, policy, *lengths):
         self._policy, self._lengths = policy, list(lengths)
         self.seats, self.grant = policy.seats, policy.grant
 
-    def watch(self, core):
-        self._core = core
+    def watch(self, owner):
+        """owner: of the core that runs under this policy, as its `core`."""
+        self._owner = owner
         return self
 
     def plan(self, view, now):
@@ -25,4 +26,4 @@ class Forcing:
         return Plan(work=work, preempt=(*plan.preempt, *given_up))
 
     def _length(self, one):
-        return len(self._core._running[one.id].tokens)
+        return len(self._owner.core._running[one.id].tokens)
