@@ -38,6 +38,7 @@ from engine.sampling import Sampler
 from kvtransfer.events import Closed, Opened, Received
 from kvtransfer.identity import Identity
 from kvtransfer.ticket import Ticket, mint
+from service.garbage import freeze_garbage
 from service.machine import KEPT_BYTES, keep_freed_memory
 from service.orders import AttemptKey, Choice, SequenceOrder
 from service.worker_rim import PROTOCOL_VERSION, Host, WorkerRim
@@ -277,8 +278,7 @@ async def measure(options: argparse.Namespace, sequences: int, vocab: int, mode:
         bench.adopt(number, order_of(number, options.context, options.steps + 100, mode))
     for _ in range(50):
         await bench.step()
-    gc.collect()
-    gc.freeze()
+    freeze_garbage()
     with profiled(options.profile == sequences):
         for _ in range(options.steps):
             await bench.step()
