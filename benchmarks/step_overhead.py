@@ -1,4 +1,4 @@
-"""What a decode step costs outside its kernels, in microseconds.
+"""What a decode step costs outside its kernels, in microseconds of processor time.
 
     python -m benchmarks.step_overhead [--sequences 1,8,64,256] [--steps 400] [--context 512] [--profile 64]
 
@@ -60,10 +60,10 @@ class Instants:
         self._steps: list[list[tuple[str, float]]] = []
 
     def begin(self) -> None:
-        self._steps.append([("begin", time.perf_counter())])
+        self._steps.append([("begin", time.thread_time())])
 
     def end(self, part: str) -> None:
-        self._steps[-1].append((part, time.perf_counter()))
+        self._steps[-1].append((part, time.thread_time()))
 
     def medians(self) -> dict[str, float]:
         """Microseconds of each part, and of the whole step without the model."""

@@ -337,7 +337,7 @@ class EngineCore:
         twins = [_sample_row(sequence, params) for sequence in complete for params in sequence.twins]
         drawn = self._sampler.sample(logits, rows)
         if not twins:
-            return tuple([self._append(*each, ()) for each in zip(complete, drawn, strict=True)])
+            return tuple([self._append(one, sampled) for one, sampled in zip(complete, drawn, strict=True)])
         shared = logits.repeat_interleave(torch.tensor([len(each.twins) for each in complete]), dim=0)
         others = iter(self._sampler.sample(shared, twins))
         return tuple(
@@ -353,14 +353,15 @@ class EngineCore:
             self.pool.publish(sequence.table, first, links)
             self._coming.settle(sequence.id, links)
 
-    def _append(self, sequence: Sequence, sampled: Sampled, twins: tuple[Sampled, ...]) -> Output:
+    def _append(self, sequence: Sequence, sampled: Sampled, twins: tuple[Sampled, ...] = ()) -> Output:
+        position = sequence.computed
         sequence.append(sampled.token)
         sequence.twins = ()
         if sequence.end_reason is not None:
             sequence.advance(Event.FINISH)
             self._finished[sequence.id] = self._running.pop(sequence.id)
             self._rest(sequence)
-        return Output(sequence, len(sequence.tokens) - 1, sampled, twins)
+        return Output(sequence, position, sampled, twins)
 
     def _swap_space(self) -> SwapSpace:
         assert self._swap is not None

@@ -60,14 +60,11 @@ class Sampler:
         if len(bad):
             raise NonFiniteLogits(tuple(bad.tolist()))
         return [
-            Sampled(greedy, None, ()) if _plain(row) else _sample_row(values[index], row, greedy)
+            Sampled(greedy, None, ())
+            if row.params.temperature == 0.0 and row.params.logprobs is None and not row.banned
+            else _sample_row(values[index], row, greedy)
             for index, (row, greedy) in enumerate(zip(rows, likeliest.tolist(), strict=True))
         ]
-
-
-def _plain(row: SampleRow) -> bool:
-    """The likeliest token, and nothing else is asked for."""
-    return row.params.temperature == 0.0 and row.params.logprobs is None and not row.banned
 
 
 def _sample_row(logits: Logits, row: SampleRow, likeliest: int) -> Sampled:

@@ -141,7 +141,7 @@ class Sequence:
 
     def append(self, token: int) -> None:
         """Take a sampled token, and note whether it ends the sequence."""
-        length = len(self.tokens) + 1
-        assert self.computed == length - 1, "a token is sampled from a fully computed sequence"
-        self.tokens.append(token)
-        self.end_reason = self.stop.end_with(token, length)
+        tokens = self.tokens
+        assert self.computed == len(tokens), "a token is sampled from a fully computed sequence"
+        tokens.append(token)
+        self.end_reason = self.stop.end_with(token, len(tokens))
