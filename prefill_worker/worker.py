@@ -164,9 +164,8 @@ class PrefillWorker:
     def _enter(self, progress: Progress) -> None:
         """Book what the last step computed, and push the blocks it filled; the transport reads them in place."""
         attempt = self._attempts[_key(progress.sequence.id)]
-        tokens = progress.sequence.computed - progress.first_position
-        attempt.computed += tokens
-        self._books.compute(tokens)
+        attempt.computed += progress.tokens
+        self._books.compute(progress.tokens)
         self._push(attempt, progress.sequence.computed // self._cache.layout.block_size)
 
     def _push(self, attempt: Attempt, until: int) -> None:

@@ -9,7 +9,6 @@ from pathlib import Path
 import pytest
 import torch
 
-from engine.batch import Batch, BatchItem
 from engine.cache.kv_cache import KVCache
 from engine.cache.layout import KVLayout
 from engine.errors import NoCompiler
@@ -22,6 +21,7 @@ from engine.kernels.select import choose_backend
 from engine.model.load import load_model
 from engine.model.transformer import Transformer
 from engine.runner import TransformerRunner
+from tests.fakes.batches import BatchItem, batch_of
 
 BLOCK_SIZE = 4
 
@@ -98,7 +98,7 @@ def logits_of(backend, runner_of) -> Callable[[Path, list[int]], torch.Tensor]:
             )
             for position, token in enumerate(tokens)
         )
-        return torch.cat([runner.run(Batch(items=(item,))) for item in items])
+        return torch.cat([runner.run(batch_of(item, block_size=BLOCK_SIZE)) for item in items])
 
     return compute
 

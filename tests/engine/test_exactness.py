@@ -103,7 +103,7 @@ def test_an_answer_that_is_given_up_and_resumed_is_the_same_to_the_bit(swap_byte
 def resumed(engine, length, sampling):
     """What is sampled by a sequence that is given up when it has so many tokens."""
     policy = engine.core._policy
-    engine.core._policy = Forcing(policy, length)
+    engine.core._policy = Forcing(policy, length).watch(engine)
     sequence = sequence_of("seeded", 130, 10, sampling)
     engine.core.submit(sequence)
     heard = []
