@@ -164,6 +164,9 @@ class _Child:
             if said is None:
                 self._say(f"[{self.spec.name}] {line.rstrip()}")
                 continue
+            if isinstance(said, readiness.Loading):
+                self._say(f"{self.spec.name}: {said.what}")
+                continue
             last = said
             if isinstance(said, readiness.Ready):
                 self._ready(said)

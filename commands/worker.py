@@ -20,11 +20,12 @@ from engine.core import StepResult
 from engine.kernels.core_share import CoreShare
 from engine.loop import EngineLoop, InboxFull
 from engine.policy import Policy
+from engine.progress import Progress
 from kvtransfer.desk import End, TicketDesk
 from kvtransfer.errors import TicketRefused
 from kvtransfer.identity import Identity
 from kvtransfer.ticket import key_check
-from service import server, worker_rim
+from service import readiness, server, worker_rim
 from service.config import WorkerOptions
 from service.core_board import CoreBoard
 from service.errors import InvalidRequest
@@ -105,7 +106,8 @@ def run(options: WorkerOptions, role: Role) -> None:
     board = None if options.core_board is None else CoreBoard.open(options.core_board)
     cores = CoreShare(own=options.cores or (), board=options.core_board, seat=options.core_seat)
     wishes = EngineWishes.of(options, resolve_model(options.model), cores)
-    engine = assemble(wishes, role.policy(options), memory_bytes=free_memory_bytes())
+    progress = Progress(readiness.loading, time.monotonic)
+    engine = assemble(wishes, role.policy(options), memory_bytes=free_memory_bytes(), progress=progress)
     keep_freed_memory(KEPT_BYTES)
     take_short_turns()
     if engine.note:

@@ -26,6 +26,7 @@ from engine.model.load import load_model
 from engine.model.transformer import Quantization
 from engine.model.weights import model_digest
 from engine.policy import Policy
+from engine.progress import SILENT, Progress
 from engine.runner import TransformerRunner
 from engine.sampling import Sampler
 
@@ -144,15 +145,17 @@ class Engine:
     borrowed_s: Callable[[], float]
 
 
-def assemble(wishes: EngineWishes, policy: Policy, *, memory_bytes: int) -> Engine:
+def assemble(
+    wishes: EngineWishes, policy: Policy, *, memory_bytes: int, progress: Progress = SILENT
+) -> Engine:
     """memory_bytes: free memory of the device. Raises ModelError or CapacityError."""
-    chosen = choose_backend(wishes.dtype, wishes.threads, cores=wishes.cores)
+    chosen = choose_backend(wishes.dtype, wishes.threads, cores=wishes.cores, progress=progress)
     backend = chosen.backend
     torch.set_num_threads(wishes.threads if isinstance(backend, ReferenceBackend) else 1)
     config = _read_config(wishes)
     max_model_len = wishes.max_model_len or config.max_position
     quantization = _quantization(wishes)
-    model = load_model(wishes.model, backend, max_model_len, quantization)
+    model = load_model(wishes.model, backend, max_model_len, quantization, progress)
     layout = KVLayout(
         model_digest=model_digest(wishes.model),
         layers=config.layers,

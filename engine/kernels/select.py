@@ -16,6 +16,7 @@ from engine.kernels.cpu.backend import CpuBackend
 from engine.kernels.cpu.build import COMPILERS, build, default_cache_folder, find_compiler, host_flags
 from engine.kernels.cpu.library import Library
 from engine.kernels.reference import ReferenceBackend
+from engine.progress import SILENT, Progress
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -33,6 +34,7 @@ def choose_backend(
     cores: CoreShare = ANY_CORES,
     cache_folder: Path | None = None,
     compilers: Sequence[str] = COMPILERS,
+    progress: Progress = SILENT,
 ) -> ChosenBackend:
     """The best backend for this processor. dtype None: bfloat16 where the processor has it, else float32.
 
@@ -41,7 +43,7 @@ def choose_backend(
     """
     try:
         compiler = find_compiler(compilers)
-        library = Library(build(cache_folder or default_cache_folder(), compiler, host_flags()))
+        library = Library(build(cache_folder or default_cache_folder(), compiler, host_flags(), progress))
     except (NoCompiler, OSError) as error:
         note = f"serving with the slow plain-torch backend: {error}"
         return ChosenBackend(backend=ReferenceBackend(dtype or torch.float32), note=note)

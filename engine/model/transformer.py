@@ -25,6 +25,7 @@ from engine.model.quantize import quantize
 from engine.model.rope import rope_tables
 from engine.model.tensors import EMBEDDING, FINAL_NORM, HEAD, layer_prefix
 from engine.model.weights import Weights
+from engine.progress import SILENT, Progress
 
 
 class Quantization(Enum):
@@ -47,16 +48,18 @@ class Transformer:
         backend: Backend,
         max_model_len: int,
         quantization: Quantization = Quantization.NONE,
+        progress: Progress = SILENT,
     ) -> None:
         """Packs every weight; `weights` is not kept. Raises ModelError when a weight is not finite."""
         self.config = config
         self.backend = backend
         self.max_model_len = max_model_len
         packer = _Packer(weights, backend, quantization)
+        layers = progress.over(range(config.layers), "loading layer", config.layers)
         cos, sin = rope_tables(config, max_model_len)
         packed = DecoderWeights(
             embedding=packer.read(EMBEDDING).to(backend.dtype, copy=True),
-            layers=tuple(_pack_layer(packer, config, layer) for layer in range(config.layers)),
+            layers=tuple(_pack_layer(packer, config, layer) for layer in layers),
             final_norm=packer.norm(FINAL_NORM),
             head=packer.product((EMBEDDING if config.tie_word_embeddings else HEAD,), None),
             heads=config.heads,

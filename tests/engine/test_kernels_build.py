@@ -21,6 +21,7 @@ from engine.kernels.cpu.build import (
 from engine.kernels.cpu.library import Library
 from engine.kernels.cpu.operations import CpuOperations
 from engine.kernels.select import choose_backend
+from engine.progress import Progress
 
 COMPILE = 'for last; do :; done; echo compiled >> "$0.log"; echo library > "$last"'
 
@@ -50,6 +51,14 @@ def test_a_second_build_takes_what_the_first_one_built(tmp_path, compiler_that):
     assert first.read_text() == "library\n"
     assert build(tmp_path / "cache", compiler, ("-march=x",)) == first
     assert compilations(command) == 1
+
+
+def test_that_kernels_are_compiled_is_said_and_that_they_are_there_is_not(tmp_path, compiler_that):
+    said = []
+    compiler, progress = find_compiler([compiler_that(COMPILE)]), Progress(said.append, clock=lambda: 0.0)
+    for _ in range(2):
+        build(tmp_path / "cache", compiler, ("-march=x",), progress)
+    assert said == ["compiling the kernels for this processor, once"]
 
 
 def test_another_target_or_compiler_version_is_built_anew(tmp_path, compiler_that):

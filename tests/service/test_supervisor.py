@@ -66,6 +66,14 @@ async def test_logs_of_a_child_are_passed_on_with_its_name(supervise, programs, 
     assert said == {"[worker] to stdout", "[worker] to stderr"}
 
 
+async def test_what_a_child_loads_is_shown_with_its_name(supervise, programs, lines):
+    slow = programs.argv(
+        "readiness.loading('layer 7 of 30')\nreadiness.announce({})\nsignal.sigwait({signal.SIGTERM})\n"
+    )
+    assert set(await supervise(worker=slow).start()) == {"worker"}
+    assert await lines.first("layer") == "worker: layer 7 of 30"
+
+
 async def test_a_child_that_dies_is_reported_and_comes_back(supervise, programs, lines):
     said = await supervise(worker=programs.ready_until_sigterm()).start()
     os.kill(said["worker"]["pid"], signal.SIGKILL)
