@@ -44,7 +44,8 @@ class Running:
 
 
 class DecodeWorker:
-    """tell: gives reports for a gateway to the rim; never blocks. clock: seconds, monotonic."""
+    """tell: gives reports for a gateway to the rim; never blocks. clock: seconds, monotonic.
+    borrowed_s: seconds that cores of other workers have computed here."""
 
     def __init__(
         self,
@@ -57,6 +58,7 @@ class DecodeWorker:
         tell: Callable[[str, Report], None],
         clock: Callable[[], float],
         queue_requests_max: int,
+        borrowed_s: Callable[[], float] = lambda: 0.0,
     ) -> None:
         self._core = core
         self._policy = policy
@@ -66,9 +68,11 @@ class DecodeWorker:
         self._tell = tell
         self._clock = clock
         self._queue_requests_max = queue_requests_max
+        self._borrowed_s = borrowed_s
         self._reservations = Reservations(core.pool)
         self._tickets: dict[AttemptKey, bytes] = {}
         self._running: dict[AttemptKey, Running] = {}
+        self._by_sequence: dict[SequenceId, Running] = {}
         self._searches: dict[AttemptKey, Search] = {}
         self._finished_sequences = 0
         self._books = TokenBooks()
@@ -116,7 +120,7 @@ class DecodeWorker:
 
         Each token computed here yields one at once, so what is computed is delivered.
         """
-        computed = sum(each.sequence.computed - each.first_position for each in result.progress)
+        computed = sum([count for _, count in result.progress])
         self._books.compute(computed)
         self._books.deliver(computed)
         for output in result.outputs:
@@ -153,17 +157,18 @@ class DecodeWorker:
         return self._books.counts(live=0)
 
     def load(self, step: int) -> WorkerLoad:
-        view = self._core.view()
+        waiting = self._core.waiting()
         asking = self._reservations.asking()
         seats = self._seats() + self._reservations.seats()
         return WorkerLoad(
             step=step,
             running_sequences=seats,
-            waiting_sequences=len(asking) + len(view.waiting),
-            waiting_tokens=sum(one.uncomputed for one in view.waiting),
-            free_blocks=view.available_blocks,
+            waiting_sequences=len(asking) + len(waiting),
+            waiting_tokens=sum(one.uncomputed for one in waiting),
+            free_blocks=self._core.pool.available,
             total_blocks=self._core.pool.total,
             finished_sequences=self._finished_sequences,
+            borrowed_core_ms=int(self._borrowed_s() * 1000),
         )
 
     def _ask(self, gateway: str, order: SequenceOrder, ticket: Ticket) -> None:
@@ -222,7 +227,7 @@ class DecodeWorker:
     def _seats(self) -> int:
         """Sequences that run or were swapped out, or may run at any moment."""
         searching = sum(search.order.branches() for search in self._searches.values())
-        return searching + sum(len(each.sequences) for each in self._running.values())
+        return searching + len(self._by_sequence)
 
     def _grant_one(self, reservation: Reservation) -> None:
         key, ticket_id = reservation.order.key, reservation.ticket.ticket_id
@@ -266,35 +271,30 @@ class DecodeWorker:
         else:
             size = self._cache.layout.block_size
             sequences = run_choices(self._core, reservation, wanted, table, credit, block_size=size)
-            self._running[order.key] = Running(gateway=reservation.gateway, order=order, sequences=sequences)
+            running = Running(gateway=reservation.gateway, order=order, sequences=sequences)
+            self._running[order.key] = running
+            self._by_sequence.update((each.id, running) for each in sequences.values())
         self._target.commit(event.ticket_id)
         self._tell(reservation.gateway, AdoptedReport(key=order.key))
 
     def _token(self, output: Output) -> None:
-        key, choice = _key(output.sequence.id), output.sequence.id[2]
-        if key in self._searches:
-            self._hypothesis(key, output)
+        sequence, position, sampled, _ = output
+        running = self._by_sequence.get(sequence.id)
+        if running is None:
+            self._hypothesis(output)
             return
-        running = self._running[key]
-        order, token = running.order, output.sampled
-        self._tell(
-            running.gateway,
-            TokenReport(
-                key=key,
-                choice=choice,
-                position=output.position - order.prompt_tokens,
-                token_id=token.token,
-                logprob=token.logprob,
-                top=token.top,
-                end=_END[output.sequence.end_reason] if output.sequence.end_reason else None,
-            ),
-        )
-        if output.sequence.end_reason is not None:
+        order, choice, reason = running.order, sequence.id[2], sequence.end_reason
+        end = _END[reason] if reason else None
+        place, (token, logprob, top) = position - order.prompt_tokens, sampled
+        report = TokenReport(order.key, place, token, logprob, top, end, choice=choice)
+        self._tell(running.gateway, report)
+        if end is not None:
             self._finished_sequences += 1
-            self._leave(key, choice)
+            self._leave(order.key, choice)
 
-    def _hypothesis(self, key: AttemptKey, output: Output) -> None:
+    def _hypothesis(self, output: Output) -> None:
         """A search took a step; when it was the last one, its answers are complete all at once."""
+        key = _key(output.sequence.id)
         search = self._searches[key]
         answers = search.hear(output)
         if answers:
@@ -307,6 +307,7 @@ class DecodeWorker:
         """One choice goes on no more. Its blocks are given back; those of others stay theirs."""
         sequences = self._running[key].sequences
         sequence = self._core.detach(sequences.pop(choice).id)
+        del self._by_sequence[sequence.id]
         if sequence.credit is not None:
             self._core.pool.waive(sequence.credit)
         if sequence.table is not None:
@@ -316,7 +317,8 @@ class DecodeWorker:
 
     def _give_back(self, sequence: Sequence) -> None:
         """It goes on elsewhere, or here when there is room again: its gateway has all that it takes."""
-        running = self._running.pop(_key(sequence.id))
+        running = self._by_sequence.pop(sequence.id)
+        del self._running[running.order.key]
         assert len(running.sequences) == 1, "of several sequences none is given up"
         ended = EndedReport(
             key=running.order.key,

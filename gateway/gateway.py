@@ -35,6 +35,7 @@ from service import server, worker_access
 from service.bind_rules import BindRules
 from service.channel import open_channel
 from service.config import DEFAULT_MODEL, GatewayOptions
+from service.garbage import freeze_garbage
 from service.guard import Guard
 from service.health import Health
 from service.metrics import Metrics, Pool
@@ -157,6 +158,7 @@ class _Gateway:
             async with asyncio.timeout(STRAGGLERS_WAIT_S):
                 while not (self._prefills.all_ready() and self._decodes.all_ready()):
                     await self._orchestrator.next_change().wait()
+        freeze_garbage()
         grpc_address = f"{self._options.grpc_host}:{grpc_port}"
         announce({"grpc": grpc_address, "http": http_url})
 
@@ -218,6 +220,7 @@ class _Gateway:
             running=load.running_sequences,
             waiting=load.waiting_sequences,
             kv_usage=used,
+            borrowed_s=load.borrowed_core_ms / 1000,
         )
 
     async def _watch_load(self) -> None:

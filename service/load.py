@@ -5,7 +5,8 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WorkerLoad:
-    """waiting_tokens: prompt tokens not yet computed, over all sequences. finished_sequences: since start."""
+    """waiting_tokens: prompt tokens not yet computed, over all sequences. finished_sequences: since start.
+    borrowed_core_ms: what cores of other workers have computed for this one, since start."""
 
     step: int = 0
     running_sequences: int = 0
@@ -14,3 +15,4 @@ class WorkerLoad:
     free_blocks: int = 0
     total_blocks: int = 0
     finished_sequences: int = 0
+    borrowed_core_ms: int = 0

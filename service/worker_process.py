@@ -15,6 +15,7 @@ import structlog
 from service import worker_access
 from service.bind_rules import BindRules
 from service.config import WorkerOptions
+from service.garbage import freeze_garbage
 from service.guard import Guard
 from service.health import Health
 from service.readiness import Field, announce
@@ -57,6 +58,7 @@ async def serve_worker(options: WorkerOptions, service: WorkerService) -> None:
     if tls is not None:
         background.append(asyncio.create_task(keep_fresh([tls.refresh])))
     address = f"{options.listen.rpartition(':')[0]}:{port}" if port else options.listen
+    freeze_garbage()
     announce({"grpc": address, **service.facts})
     try:
         await run_until_signal(

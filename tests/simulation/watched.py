@@ -11,6 +11,7 @@ from engine.cache.block_table import OwnerKind
 from kvtransfer.events import Closed, Opened, Received
 from kvtransfer.source_endpoint import TransferSource
 from kvtransfer.target_endpoint import TransferTarget
+from tests.fakes.batches import items_of
 from tests.fakes.hash_model import POSITION_BYTES, HashRunner, positions_of
 
 POISON = 0xDD
@@ -161,7 +162,7 @@ class WatchedRunner(HashRunner):
             if copy.source not in self._pool.index or not self._pool.owners[copy.source]:
                 self._require_ready(copy.source, written=False)
             self._require_ready(copy.target, written=True)
-        for item in batch.items:
+        for item in items_of(batch, self._size):
             for place, block in enumerate(item.block_table):
                 self._require_ready(block, written=(place + 1) * self._size > item.first_position)
         self._process.world.counts["steps"] += 1

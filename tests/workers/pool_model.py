@@ -117,7 +117,7 @@ class PairModel:
         policy = PrefillPolicy(budget_tokens=PROMPT_POLICY_TOKENS, seats=self.seats, passing_s=self.passing_s)
         for work in policy.plan(view, NOW).work:
             one = state[work.id[1]]
-            computed = one.computed + work.count
+            computed = one.computed + work.tokens
             one = replace(one, phase=Phase.COMPUTING, computed=computed)
             if computed == one.tokens:
                 answered = one.tokens == self.limits[work.id[1]][1] - 1
@@ -237,7 +237,7 @@ class PairModel:
 
     def _view(self, number, one, **counts):
         counts = {"blocks_to_start": 0, **counts}
-        return SequenceView(id=("", number, 0), length=one.tokens, arrived=float(number), **counts)
+        return SequenceView(id=("", number, 0), arrived=float(number), **counts)
 
     def _decode(self):
         return DecodePolicy(budget_tokens=8, seats=self.seats, passing_s=self.passing_s)
