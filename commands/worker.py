@@ -35,6 +35,7 @@ from service.machine import (
 )
 from service.model_source import resolve_model
 from service.orders import OrderLimits
+from service.pulse import Pulse, ThreadClock
 from service.reports import EndCause, Report, Response
 from service.worker_process import (
     INBOX_ACTIONS_MAX,
@@ -122,13 +123,19 @@ async def _serve(options: WorkerOptions, role: Role, engine: Engine) -> None:
     transport = role.transport(options, engine, identity, on_transfer)
     worker = role.worker(options, engine, transport, rim.tell)
     index = engine.core.pool.index
+    thread_clock = ThreadClock()
+
+    def on_start() -> None:
+        thread_clock.start()
+        bind_to_cores(options.cores)
+
     loop = EngineLoop(
         engine.core,
         clock=time.monotonic,
         on_step=worker.on_step,
         on_turn=lambda steps: rim.flush(worker.load(steps), index.changes()),
         on_crash=crash,
-        on_start=partial(bind_to_cores, options.cores),
+        on_start=on_start,
         inbox_actions_max=INBOX_ACTIONS_MAX,
     )
     # Until its first action it would pass for one without a free block.
@@ -157,6 +164,7 @@ async def _serve(options: WorkerOptions, role: Role, engine: Engine) -> None:
             "full_requests": engine.capacity.full_requests(),
         },
         cleanups=[stop],
+        pulse=Pulse(loop.insist, thread_clock.used_ns),
     )
     await serve_worker(options, service)
 

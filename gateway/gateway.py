@@ -23,22 +23,22 @@ from gateway.orchestrator import Orchestrator
 from gateway.served_model import ServedModel
 from gateway.servicer import InferenceServicer
 from gateway.tokenizer import Tokenizer, load_tokenizer
+from gateway.utilization import Utilization
 from gateway.worker_pool import WorkerPool, WorkerRecord
 from kvtransfer.ticket import key_check
 from service import server
 from service.config import DEFAULT_MODEL, GatewayOptions
-from service.health import Health
+from service.health import HEALTH, Health
 from service.metrics import Metrics, Pool
 from service.model_source import resolve_model
+from service.orca import OpenRca
 from service.readiness import announce
 from service.startup import StartupError
 
 METRICS_INTERVAL_S = 0.5
 STRAGGLERS_WAIT_S = 10.0
-_SERVICES = (
-    inference_pb2.DESCRIPTOR.services_by_name["InferenceService"].full_name,
-    control_pb2.DESCRIPTOR.services_by_name["ControlService"].full_name,
-)
+_INFERENCE = inference_pb2.DESCRIPTOR.services_by_name["InferenceService"].full_name
+_CONTROL = control_pb2.DESCRIPTOR.services_by_name["ControlService"].full_name
 
 
 def run(options: GatewayOptions) -> None:
@@ -93,7 +93,11 @@ class _Gateway:
             wall=datetime.now,
             ready=self._ready.is_set,
         )
-        self._health = Health(_SERVICES)
+        self._utilization = Utilization(
+            self._prefills, self._decodes, self._admission, options.queue_requests_max, time.monotonic
+        )
+        self._open_rca = OpenRca(self._utilization.report)
+        self._health = Health((_INFERENCE,), standing=(_CONTROL,))
 
     async def serve(self) -> None:
         """From the listening sockets to the end of the last stream."""
@@ -105,7 +109,8 @@ class _Gateway:
             message_bytes_max=max(request_bytes_max, server.MESSAGE_BYTES_MAX),
         )
         await self._health.register(grpc_server)
-        add_InferenceServiceServicer_to_server(InferenceServicer(self._frontend), grpc_server)
+        inference = InferenceServicer(self._frontend, self._utilization.trailer)
+        add_InferenceServiceServicer_to_server(inference, grpc_server)
         token = options.control_token
         control = ControlServicer(
             self._prefills,
@@ -116,7 +121,8 @@ class _Gateway:
         )
         add_ControlServiceServicer_to_server(control, grpc_server)
         if options.enable_reflection:
-            server.enable_reflection(grpc_server, _SERVICES)
+            server.enable_reflection(grpc_server, (_INFERENCE, _CONTROL, HEALTH))
+        grpc_server.add_generic_rpc_handlers((self._open_rca,))
         allow = options.allow_wildcard_bind
         grpc_port = server.bind(grpc_server, f"{options.grpc_host}:{options.grpc_port}", allow_wildcard=allow)
         app = openai_app(self._frontend, body_bytes_max=request_bytes_max)
@@ -127,12 +133,18 @@ class _Gateway:
             background = [
                 tasks.create_task(self._prefills.run()),
                 tasks.create_task(self._decodes.run()),
+                tasks.create_task(self._prefills.watch()),
+                tasks.create_task(self._decodes.watch()),
                 tasks.create_task(self._watch_load()),
                 tasks.create_task(self._watch_readiness()),
             ]
             announcing = tasks.create_task(self._announce(grpc_port, http.port))
             await server.run_until_signal(
-                grpc_server, self._health, grace_s=options.shutdown_timeout, cleanups=[http.stop]
+                grpc_server,
+                self._health,
+                grace_s=options.shutdown_timeout,
+                before_stop=self._linger,
+                cleanups=[http.stop],
             )
             for task in (*background, announcing):
                 task.cancel()
@@ -147,9 +159,14 @@ class _Gateway:
         grpc_address = f"{self._options.grpc_host}:{grpc_port}"
         announce({"grpc": grpc_address, "http": f"http://{self._options.http_host}:{http_port}"})
 
+    async def _linger(self) -> None:
+        """Take calls until everybody who balances over us has heard that we end."""
+        await asyncio.sleep(self._options.drain_window)
+        self._open_rca.end()
+
     def _changed(self) -> None:
         self._orchestrator.workers_changed()
-        if self._prefills.any_ready() and self._decodes.any_ready():
+        if self._prefills.serves() and self._decodes.serves():
             self._ready.set()
         else:
             self._ready.clear()

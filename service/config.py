@@ -164,6 +164,12 @@ class FrontOptions(Options):
         None, description="credential of the control service, or @file; default: loopback peers only"
     )
     enable_reflection: bool = Field(True, description="gRPC server reflection")
+    drain_window: float = Field(
+        0.0,
+        ge=0,
+        description="seconds after SIGTERM in which new calls are still taken while health says NOT_SERVING, so that a "
+        "balancer can notice; part of --shutdown-timeout",
+    )
 
 
 class GatewayOptions(ModelOptions, FrontOptions):

@@ -128,7 +128,7 @@ def decode(message: Response) -> list[Report]:
     return []
 
 
-def to_load_report(load: WorkerLoad, *, draining: bool) -> pb.LoadReport:
+def to_load_report(load: WorkerLoad, *, draining: bool, frozen: bool) -> pb.LoadReport:
     return pb.LoadReport(
         step=load.step,
         running_sequences=load.running_sequences,
@@ -138,6 +138,7 @@ def to_load_report(load: WorkerLoad, *, draining: bool) -> pb.LoadReport:
         total_blocks=load.total_blocks,
         finished_sequences=load.finished_sequences,
         draining=draining,
+        frozen=frozen,
     )
 
 

@@ -14,6 +14,8 @@ import structlog
 
 from service.config import WorkerOptions
 from service.health import Health
+from service.orca import OpenRca, worker_report
+from service.pulse import LOOK_INTERVAL_S, Pulse
 from service.readiness import Field, announce
 from service.server import Cleanup, bind, create_server, run_until_signal
 from service.worker_rim import WorkerRim
@@ -27,13 +29,14 @@ EXIT_CRASHED = 70
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WorkerService:
     """name: full name of the gRPC service. register: adds its servicer to a server. facts: what to announce.
-    cleanups: run in order at the end, after the server has stopped."""
+    cleanups: run in order at the end, after the server has stopped. pulse: of its step thread."""
 
     name: str
     register: Callable[[grpc.aio.Server], None]
     rim: WorkerRim
     facts: dict[str, Field]
     cleanups: Sequence[Cleanup]
+    pulse: Pulse
 
 
 async def serve_worker(options: WorkerOptions, service: WorkerService) -> None:
@@ -42,22 +45,44 @@ async def serve_worker(options: WorkerOptions, service: WorkerService) -> None:
     health = Health([service.name])
     await health.register(server)
     service.register(server)
+    open_rca = OpenRca(lambda: worker_report(service.rim.load, options.max_num_seqs))
+    server.add_generic_rpc_handlers((open_rca,))
     port = bind(server, options.listen, allow_wildcard=options.allow_wildcard_bind)
     await server.start()
     await health.set_ready(True)
-    reporter = asyncio.create_task(service.rim.report_load())
+    background = (
+        asyncio.create_task(service.rim.report_load()),
+        asyncio.create_task(_watch_pulse(service, health)),
+    )
     address = f"{options.listen.rpartition(':')[0]}:{port}" if port else options.listen
     announce({"grpc": address, **service.facts})
+
+    async def drain() -> None:
+        open_rca.end()
+        await service.rim.drain()
+
     try:
         await run_until_signal(
             server,
             health,
             grace_s=options.shutdown_timeout,
-            before_stop=service.rim.drain,
+            before_stop=drain,
             cleanups=service.cleanups,
         )
     finally:
-        reporter.cancel()
+        for task in background:
+            task.cancel()
+
+
+async def _watch_pulse(service: WorkerService, health: Health) -> None:
+    """Tell health and gateways whether the engine moves."""
+    while True:
+        await asyncio.sleep(LOOK_INTERVAL_S)
+        frozen = service.pulse.frozen()
+        if frozen != service.rim.frozen:
+            service.rim.frozen = frozen
+            structlog.get_logger().warning("the engine stands still" if frozen else "the engine moves again")
+            await health.set_ready(not frozen)
 
 
 def crash(error: BaseException | None) -> None:

@@ -9,7 +9,7 @@ from engine.cache.prefix_chain import PrefixChain
 from gateway.attach import DECODE, PREFILL
 from gateway.mailbox import Mailbox, WorkerLost
 from gateway.request_prefix import RequestPrefix
-from gateway.worker_pool import WorkerState
+from gateway.worker_pool import SILENT_LOOKS_MAX, WorkerState
 from service.orders import AttemptKey
 from service.reports import BadReport, EndCause
 from tests.fakes.scripted_workers import BLOCK_SIZE, Say, ScriptedWorker, make_pool
@@ -64,6 +64,49 @@ def test_a_worker_that_is_refused_says_why_and_is_connecting_again_once_it_left(
     assert worker.record.state is WorkerState.CONNECTING
     worker.join(epoch=8)
     assert (worker.record.state, worker.record.reason) == (WorkerState.READY, "")
+
+
+def test_a_worker_that_says_nothing_for_long_is_frozen_until_it_speaks():
+    scene = Scene()
+    first, second = scene.workers
+    first.join()
+    for _ in range(2 * SILENT_LOOKS_MAX):
+        first.load(free_blocks=1)
+        look(scene)
+    assert scene.pool.serves() and not first.record.view().frozen
+    for _ in range(SILENT_LOOKS_MAX):
+        look(scene)
+    assert first.record.view().frozen and first.record.state is WorkerState.READY
+    assert not scene.pool.serves()
+    second.join()
+    assert scene.pool.serves()
+    first.load(free_blocks=1)
+    assert not first.record.view().frozen
+
+
+def test_a_worker_that_says_that_its_engine_stands_still_is_frozen_at_once():
+    scene = Scene("a")
+    (worker,) = scene.workers
+    worker.join()
+    changes = scene.changes
+    worker.load(frozen=True)
+    assert not scene.pool.serves() and scene.changes == changes + 1
+    worker.load(frozen=True)
+    assert scene.changes == changes + 1
+    worker.leave()
+    assert not worker.record.view().frozen
+
+
+def test_a_worker_that_never_came_is_not_called_frozen():
+    scene = Scene("a")
+    for _ in range(2 * SILENT_LOOKS_MAX):
+        look(scene)
+    assert not scene.workers[0].record.view().frozen and scene.changes == 0
+
+
+def look(scene):
+    for worker in scene.pool:
+        worker.look()
 
 
 def test_an_address_given_twice_is_one_worker():

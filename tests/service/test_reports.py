@@ -121,6 +121,7 @@ def test_a_load_comes_back_as_it_was():
         total_blocks=6,
         finished_sequences=2**40,
     )
-    for draining in (True, False):
-        report = to_load_report(load, draining=draining)
-        assert from_load_report(report) == load and report.draining == draining
+    for draining, frozen in ((True, False), (False, True)):
+        report = to_load_report(load, draining=draining, frozen=frozen)
+        assert from_load_report(report) == load
+        assert (report.draining, report.frozen) == (draining, frozen)
