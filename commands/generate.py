@@ -34,7 +34,11 @@ def _parser() -> argparse.ArgumentParser:
         allow_abbrev=False,
     )
     parser.add_argument("prompt", help='the text; "-" reads standard input')
-    parser.add_argument("--target", default=DEFAULT_TARGET, help="gateway (default: %(default)s)")
+    parser.add_argument(
+        "--target",
+        default=DEFAULT_TARGET,
+        help="gateway, or several ip:port with commas (default: %(default)s)",
+    )
     parser.add_argument("--model", default="", help="served model name (default: the server's)")
     parser.add_argument("--max-tokens", type=int, default=256, help="(default: %(default)s)")
     parser.add_argument("--temperature", type=float, default=0.0, help="0 is greedy (default: %(default)s)")

@@ -1,17 +1,19 @@
 """Client of the public API, for asyncio (`AsyncClient`) and for plain code (`Client`).
 
 What comes back are frozen values, never protobuf messages. It needs grpcio and protobuf; where the google.rpc
-types are importable as well, errors carry their reason and the fields they are about. It never retries by
-itself.
+types are importable as well, errors carry their reason and the fields they are about. A call that the server could not
+take up is tried again, on another server where there are several; one whose answer has begun never is.
 """
 
-from collections.abc import AsyncIterator, Iterator, Sequence
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from types import TracebackType
+from typing import TypeVar
 
 import grpc
 
 from crossdock import wire
 from crossdock.seeds import choice_seed
+from crossdock.targets import Target, dialling
 from crossdock.v1 import inference_pb2 as pb
 from crossdock.v1 import inference_pb2_grpc as pb_grpc
 from crossdock.values import (
@@ -52,20 +54,14 @@ __all__ = [
 
 DEFAULT_TARGET = "127.0.0.1:50051"
 
-_OPTIONS = (
-    ("grpc.keepalive_time_ms", 30_000),
-    ("grpc.keepalive_timeout_ms", 10_000),
-    ("grpc.http2.ping_timeout_ms", 10_000),
-    ("grpc.max_receive_message_length", 64 << 20),
-    ("grpc.max_send_message_length", 64 << 20),
-)
+_Channel = TypeVar("_Channel")
 
 
 class Client:
-    """Blocking client. Safe to use from several threads."""
+    """Blocking client. Safe to use from several threads. target: as in `crossdock.targets`."""
 
-    def __init__(self, target: str = DEFAULT_TARGET, *, channel: grpc.Channel | None = None) -> None:
-        self._channel = channel or grpc.insecure_channel(target, options=_OPTIONS)
+    def __init__(self, target: Target = DEFAULT_TARGET, *, channel: grpc.Channel | None = None) -> None:
+        self._channel = channel or _open(grpc.insecure_channel, target)
         self._stub = pb_grpc.InferenceServiceStub(self._channel)
 
     def __enter__(self) -> "Client":
@@ -127,10 +123,10 @@ class Client:
 
 
 class AsyncClient:
-    """Client for asyncio. To be made and used in one event loop."""
+    """Client for asyncio. To be made and used in one event loop. target: as in `crossdock.targets`."""
 
-    def __init__(self, target: str = DEFAULT_TARGET, *, channel: grpc.aio.Channel | None = None) -> None:
-        self._channel = channel or grpc.aio.insecure_channel(target, options=_OPTIONS)
+    def __init__(self, target: Target = DEFAULT_TARGET, *, channel: grpc.aio.Channel | None = None) -> None:
+        self._channel = channel or _open(grpc.aio.insecure_channel, target)
         self._stub = pb_grpc.InferenceServiceStub(self._channel)
 
     async def __aenter__(self) -> "AsyncClient":
@@ -190,3 +186,9 @@ class AsyncClient:
             return wire.models(await self._stub.ListModels(pb.ListModelsRequest()))
         except grpc.RpcError as error:
             raise request_error(error) from None
+
+
+def _open(open_channel: Callable[..., _Channel], target: Target) -> _Channel:
+    """Raises RequestError."""
+    how = dialling(target)
+    return open_channel(how.target, options=how.options)

@@ -27,7 +27,7 @@ from gateway.router import NoRoute, Route, holds, pick
 from gateway.worker_pool import WorkerPool, WorkerRecord
 from kvtransfer.identity import Identity
 from kvtransfer.ticket import Ticket, mint
-from service.errors import DeadlineExpired, FieldViolation, InvalidRequest, Unavailable
+from service.errors import AttemptsLost, DeadlineExpired, FieldViolation, InvalidRequest, Unavailable
 from service.orders import SequenceOrder
 
 ATTEMPTS_MAX = 4
@@ -124,7 +124,7 @@ class Orchestrator:
                 name = company.journals[0].request.id
                 structlog.get_logger().warning("attempt lost", request_id=name, attempt=number, why=str(lost))
                 if len(company.tried) == ATTEMPTS_MAX:
-                    raise Unavailable("every attempt was lost", reason="ATTEMPTS_LOST") from lost
+                    raise AttemptsLost("every attempt was lost") from lost
                 if company.begun():
                     raise Parted(number) from lost
 
