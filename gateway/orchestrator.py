@@ -20,7 +20,7 @@ from gateway.attempt import TOO_LATE, Attempt, AttemptLost, AttemptPreempted, Ha
 from gateway.broken_pairs import BrokenPairs
 from gateway.company import Company, Parted
 from gateway.journal import Journal
-from gateway.mailbox import DeadlinePassed, Mailbox
+from gateway.mailbox import DeadlinePassed, Mailbox, Turnstile
 from gateway.merge import merge
 from gateway.request import Request, TokenBatch
 from gateway.router import NoRoute, Route, holds, pick
@@ -66,6 +66,7 @@ class Orchestrator:
         self._lease_ms = lease_ms
         self._broken = BrokenPairs()
         self._numbers = count(1)
+        self._turnstile = Turnstile()
         self._changed = asyncio.Event()
 
     def workers_changed(self) -> None:
@@ -144,10 +145,11 @@ class Orchestrator:
             while attempt.live():
                 for batch in attempt.hear(await attempt.mailbox.take()):
                     yield batch
-                for choice in company.newly_unread():
-                    attempt.end_choice(choice)
-                if not company.read():
-                    return
+                if company.unread:
+                    for choice in company.newly_unread():
+                        attempt.end_choice(choice)
+                    if not company.read():
+                        return
             if attempt.failure is not None:
                 raise attempt.failure
         finally:
@@ -229,6 +231,7 @@ class Orchestrator:
             order=order,
             prefill=prefill,
             target=target,
+            mailbox=Mailbox(self._turnstile),
             cached_tokens=prefill.cached_tokens(company.journals[0].prefix),
         )
 

@@ -7,7 +7,7 @@ import pytest
 from crossdock.worker.v1 import worker_pb2 as pb
 from engine.cache.prefix_chain import PrefixChain
 from gateway.attach import DECODE, PREFILL
-from gateway.mailbox import Mailbox, WorkerLost
+from gateway.mailbox import Mailbox, Turnstile, WorkerLost
 from gateway.request_prefix import RequestPrefix
 from gateway.worker_pool import SILENT_LOOKS_MAX, WorkerState
 from service.orders import AttemptKey
@@ -115,7 +115,7 @@ def test_an_address_given_twice_is_one_worker():
 
 async def test_reports_reach_the_mailbox_of_their_attempt_alone():
     (first, second) = Scene().workers
-    mine, other = Mailbox(), Mailbox()
+    mine, other = Mailbox(Turnstile()), Mailbox(Turnstile())
     first.join()
     first.record.book(KEY, mine, tokens=0)
     second.record.book(KEY, other, tokens=0)
@@ -131,7 +131,7 @@ async def test_reports_reach_the_mailbox_of_their_attempt_alone():
 async def test_a_broken_stream_is_told_to_every_attempt_once_and_books_nothing():
     (worker, _) = Scene().workers
     worker.join()
-    mailboxes = [Mailbox() for _ in range(3)]
+    mailboxes = [Mailbox(Turnstile()) for _ in range(3)]
     for number, mailbox in enumerate(mailboxes):
         worker.record.book(AttemptKey(request_id="r", attempt=number), mailbox, tokens=5)
     worker.leave()
@@ -143,7 +143,7 @@ async def test_a_broken_stream_is_told_to_every_attempt_once_and_books_nothing()
 def test_the_view_counts_what_is_booked_until_the_worker_says_more():
     (worker, _) = Scene().workers
     worker.join(max_model_len=300, total_blocks=50, block_size=4, max_num_seqs=3)
-    worker.record.book(KEY, Mailbox(), tokens=70)
+    worker.record.book(KEY, Mailbox(Turnstile()), tokens=70)
     view = worker.record.view()
     assert (view.address, view.ready, view.seats, view.total_blocks) == ("a", True, 3, 50)
     assert (view.queued_tokens, view.sequences, view.tokens_max) == (70, 1, 200)
@@ -226,7 +226,7 @@ async def test_an_audit_of_a_worker_that_is_gone_or_silent_has_no_answer():
 async def test_nonsense_is_said_to_be_nonsense_and_tells_nobody_anything(output):
     (worker, _) = Scene().workers
     worker.join()
-    mailbox = Mailbox()
+    mailbox = Mailbox(Turnstile())
     worker.record.book(KEY, mailbox, tokens=0)
     good, bad = (
         pb.SequenceOutput(request_id="r", attempt=1),
