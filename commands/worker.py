@@ -7,7 +7,7 @@ The one place where all of a worker's parts are known together. What is particul
 import asyncio
 import secrets
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from functools import partial
 from typing import Any, Protocol
 
@@ -37,6 +37,7 @@ from service.model_source import resolve_model
 from service.orders import OrderLimits
 from service.pulse import Pulse, ThreadClock
 from service.reports import EndCause, Report, Response
+from service.worker_counts import TRANSFER_BYTES, TRANSFER_EVENTS
 from service.worker_process import (
     INBOX_ACTIONS_MAX,
     WorkerService,
@@ -58,6 +59,7 @@ class Transport(Protocol):
 
     def start(self) -> None: ...
     def close(self) -> None: ...
+    def counters(self) -> Mapping[str, int]: ...
 
 
 class Worker(worker_rim.Worker, Protocol):
@@ -65,6 +67,9 @@ class Worker(worker_rim.Worker, Protocol):
 
     def on_step(self, result: StepResult) -> None: ...
     def on_transfer(self, event: Any) -> None: ...
+    def counts(self) -> Mapping[str, int]:
+        """Since the start, by the names of `service.worker_counts`. Any thread."""
+        ...
 
 
 class Role(Protocol):
@@ -165,8 +170,17 @@ async def _serve(options: WorkerOptions, role: Role, engine: Engine) -> None:
         },
         cleanups=[stop],
         pulse=Pulse(loop.insist, thread_clock.used_ns),
+        counts=lambda: {**worker.counts(), **_transfer_counts(transport, engine)},
     )
     await serve_worker(options, service)
+
+
+def _transfer_counts(transport: Transport, engine: Engine) -> dict[str, int]:
+    """What hand-offs have met here, and the bytes of what they moved."""
+    met = transport.counters()
+    moved = met.get("blocks_sent", 0) + met.get("blocks_placed", 0)
+    counts = {f"{TRANSFER_EVENTS}.{name}": count for name, count in met.items()}
+    return {TRANSFER_BYTES: moved * engine.cache.layout.block_bytes(), **counts}
 
 
 def _desk(options: WorkerOptions, role: Role, engine: Engine, identity: Identity) -> TicketDesk:

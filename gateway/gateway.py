@@ -70,7 +70,7 @@ class _Gateway:
             options.decode_workers, DECODE, hello, refusal=self._model.refusal, on_change=self._changed
         )
         self._admission = Admission(options.queue_requests_max)
-        self._metrics = Metrics()
+        self._metrics = Metrics(options.metrics_names)
         self._ready = asyncio.Event()
         self._orchestrator = Orchestrator(
             prefills=self._prefills,
@@ -193,6 +193,11 @@ class _Gateway:
             waiting=load.waiting_sequences,
             kv_usage=used,
         )
+        welcome = worker.welcome
+        self._metrics.set_cache(
+            pool, worker.worker_id, block_size=welcome.block_size, blocks=welcome.total_blocks
+        )
+        self._metrics.set_counts(pool, worker.worker_id, worker.counts)
 
     async def _watch_load(self) -> None:
         """Show what the workers report."""

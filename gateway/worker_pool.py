@@ -5,7 +5,7 @@ when a worker is lost. Picks nobody: that is the router's.
 """
 
 import asyncio
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from enum import Enum, auto
 from itertools import count
@@ -62,6 +62,7 @@ class WorkerRecord:
         self.state = WorkerState.CONNECTING
         self.welcome: pb.Welcome | None = None
         self.load = WorkerLoad()
+        self.counts: Mapping[str, int] = {}
         self.prefixes = PrefixMap()
         self.reason = "not connected yet"
         self.picked = 0
@@ -193,6 +194,7 @@ class WorkerRecord:
 
     def _loaded(self, report: pb.LoadReport) -> None:
         self.load = from_load_report(report)
+        self.counts = dict(report.counts)
         self._freezes(report.frozen)
         if report.draining:
             self._drains()

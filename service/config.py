@@ -38,6 +38,7 @@ KVAdvertised = Annotated[
     tuple[Annotated[str, AfterValidator(units.check_kv_advertised)], ...], BeforeValidator(units.parse_list)
 ]
 KVTransports = Annotated[tuple[Literal["auto", "gloo", "nccl"], ...], BeforeValidator(units.parse_list)]
+MetricsNames = Annotated[tuple[Literal["native", "vllm"], ...], BeforeValidator(units.parse_list)]
 Cores = Annotated[tuple[Annotated[int, Field(ge=0)], ...], BeforeValidator(units.parse_list)]
 Key = Annotated[SecretBytes, BeforeValidator(units.parse_key)]
 Secret = Annotated[SecretStr, BeforeValidator(units.parse_secret)]
@@ -164,6 +165,9 @@ class FrontOptions(Options):
         None, description="credential of the control service, or @file; default: loopback peers only"
     )
     enable_reflection: bool = Field(True, description="gRPC server reflection")
+    metrics_names: MetricsNames = Field(
+        ("native", "vllm"), description="under which names /metrics shows its numbers: native, vllm"
+    )
     drain_window: float = Field(
         0.0,
         ge=0,

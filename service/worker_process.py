@@ -6,7 +6,7 @@ The caller wires its worker and says how its parts are stopped; this file runs u
 import asyncio
 import os
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 import grpc
@@ -29,7 +29,8 @@ EXIT_CRASHED = 70
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WorkerService:
     """name: full name of the gRPC service. register: adds its servicer to a server. facts: what to announce.
-    cleanups: run in order at the end, after the server has stopped. pulse: of its step thread."""
+    cleanups: run in order at the end, after the server has stopped. pulse: of its step thread. counts: since
+    the start, by the names of `service.worker_counts`."""
 
     name: str
     register: Callable[[grpc.aio.Server], None]
@@ -37,6 +38,7 @@ class WorkerService:
     facts: dict[str, Field]
     cleanups: Sequence[Cleanup]
     pulse: Pulse
+    counts: Callable[[], Mapping[str, int]]
 
 
 async def serve_worker(options: WorkerOptions, service: WorkerService) -> None:
@@ -44,6 +46,7 @@ async def serve_worker(options: WorkerOptions, service: WorkerService) -> None:
     server = create_server(keepalive_ms=KEEPALIVE_MS, ping_timeout_ms=KEEPALIVE_MS)
     health = Health([service.name])
     await health.register(server)
+    service.rim.counts = service.counts
     service.register(server)
     open_rca = OpenRca(lambda: worker_report(service.rim.load, options.max_num_seqs))
     server.add_generic_rpc_handlers((open_rca,))

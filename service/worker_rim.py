@@ -62,8 +62,8 @@ class Host:
 
 class WorkerRim:
     """response: the message class of this role's stream. loop: where the rim lives. cache_messages_max: that may wait
-    on a stream which is still told what is cached. draining, frozen: what the process says of itself, to be
-    reported."""
+    on a stream which is still told what is cached. draining, frozen, counts: what the process says of itself,
+    to be reported; counts may be asked on any thread."""
 
     def __init__(
         self,
@@ -83,6 +83,7 @@ class WorkerRim:
         self.load = WorkerLoad()
         self.draining = False
         self.frozen = False
+        self.counts: Callable[[], Mapping[str, int]] = dict
 
     def tell(self, gateway: str, report: Report) -> None:
         """Note a report for a gateway. Step thread."""
@@ -218,7 +219,7 @@ class WorkerRim:
 
     def _audit(self, gateway: str, query_id: int, worker: Worker) -> None:
         """Recount the ledger; the load of the same moment goes before it. Step thread."""
-        load = to_load_report(worker.load(self.load.step), draining=self.draining, frozen=self.frozen)
+        load = self._load_report(worker.load(self.load.step))
         audit = to_audit_report(query_id, worker.ledger(), worker.tokens())
         messages = (self._response(load=load), self._response(audit=audit))
         with suppress(RuntimeError):  # as in flush
@@ -243,8 +244,10 @@ class WorkerRim:
                 outbox.put(message)
 
     def _load_message(self) -> Response:
-        report = to_load_report(self.load, draining=self.draining, frozen=self.frozen)
-        return self._response(load=report)
+        return self._response(load=self._load_report(self.load))
+
+    def _load_report(self, load: WorkerLoad) -> pb.LoadReport:
+        return to_load_report(load, draining=self.draining, frozen=self.frozen, counts=self.counts())
 
 
 async def _greet(requests: AsyncIterator[Any], context: grpc.aio.ServicerContext[Any, Any]) -> str:
