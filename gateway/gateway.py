@@ -107,6 +107,7 @@ class _Gateway:
             [MalformedMessages(request_bytes_max)],
             # Above this gRPC itself refuses, without details.
             message_bytes_max=max(request_bytes_max, server.MESSAGE_BYTES_MAX),
+            share_port=options.share_grpc_port,
         )
         await self._health.register(grpc_server)
         inference = InferenceServicer(self._frontend, self._utilization.trailer)

@@ -179,6 +179,10 @@ class FrontOptions(Options):
 class GatewayOptions(ModelOptions, FrontOptions):
     """One gateway process."""
 
+    share_grpc_port: bool = Field(
+        False,
+        description="let other gateways of this machine listen on the same gRPC port; each gets a share of calls",
+    )
     prefill_workers: Addresses = Field(min_length=1, description="gRPC addresses of the prefill workers")
     decode_workers: Addresses = Field(min_length=1, description="gRPC addresses of the decode workers")
     ticket_key: Key = Field(description="key of the tickets, hexadecimal or @file; best in the environment")
@@ -189,6 +193,12 @@ class ServeOptions(EngineOptions, FrontOptions):
 
     prefill: int = Field(1, ge=1, description="prefill workers")
     decode: int = Field(1, ge=1, description="decode workers")
+    gateways: int = Field(
+        1,
+        ge=1,
+        le=64,
+        description="gateways on one gRPC port; HTTP is on --http-port and the ports that follow",
+    )
     cores: Cores | None = Field(None, description="cores dealt to the workers; default: all of this process")
     prefill_engine: EngineOptions = Field(json_schema_extra={flags.PREFIX: "prefill"})
     decode_engine: EngineOptions = Field(json_schema_extra={flags.PREFIX: "decode"})

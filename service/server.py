@@ -36,9 +36,10 @@ def create_server(
     message_bytes_max: int = MESSAGE_BYTES_MAX,
     keepalive_ms: int = 60_000,
     ping_timeout_ms: int = 20_000,
+    share_port: bool = False,
 ) -> grpc.aio.Server:
-    """keepalive_ms: silence after which a peer is pinged; ping_timeout_ms: after which it is given up. To be
-    called in the running event loop."""
+    """keepalive_ms: silence after which a peer is pinged; ping_timeout_ms: after which it is given up.
+    share_port: with other processes that say so too. To be called in the running event loop."""
     options = (
         ("grpc.max_receive_message_length", message_bytes_max),
         ("grpc.max_send_message_length", message_bytes_max),
@@ -55,8 +56,8 @@ def create_server(
         ("grpc.server.max_pending_requests_hard_limit", 40_000),
         # A compressed message is unpacked whole before its size is looked at. 1: identity alone.
         ("grpc.compression_enabled_algorithms_bitset", 1),
-        # With 1 a second process would share our port without a word.
-        ("grpc.so_reuseport", 0),
+        # With 1 a second process shares our port without a word.
+        ("grpc.so_reuseport", int(share_port)),
     )
     return grpc.aio.server(interceptors=list(interceptors), options=options)
 
