@@ -22,10 +22,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-import grpc
 import uvloop
 
 from benchmarks.null_workers import TICKET_KEY, StepTimes
+from benchmarks.raw_client import RawClient
 from crossdock.v1 import inference_pb2 as pb
 
 WARM_UP_S = 2.0
@@ -60,30 +60,31 @@ def processor_seconds(pid: int) -> float:
     return (int(fields[11]) + int(fields[12])) / _TICKS
 
 
-async def read(channel: grpc.aio.Channel, number: int, times: StepTimes, seen: Seen) -> None:
-    """One stream for as long as the run lasts."""
+def request(number: int) -> bytes:
+    """A stream for as long as the run lasts."""
     spec = pb.GenerationSpec(
         token_ids=pb.TokenIds(ids=range(1_000, 1_032)),
         sampling=pb.SamplingParams(max_tokens=8_000, temperature=0.0, seed=number),
         stop=pb.StopConditions(ignore_eos=True),
     )
-    request = pb.GenerateStreamRequest(spec=spec).SerializeToString()
-    async for raw in channel.unary_stream(METHOD)(request):
-        now = time.monotonic()
-        seen.messages += 1
-        for delta in pb.GenerateStreamResponse.FromString(raw).deltas:
-            seen.ages += [times.age(token_id, now) for token_id in delta.token_ids]
+    return pb.GenerateStreamRequest(spec=spec).SerializeToString()
 
 
 async def measure(target: str, gateway: int, streams: int, times: StepTimes, seconds: float) -> str:
     """One line of the report. gateway: its process id."""
     seen = Seen()
-    options = [("grpc.use_local_subchannel_pool", 1)]
-    channels = [grpc.aio.insecure_channel(target, options=options) for _ in range(4)]
-    readers = [
-        asyncio.create_task(read(channels[number % len(channels)], number, times, seen))
-        for number in range(streams)
-    ]
+
+    def take(raw: bytes) -> None:
+        now = time.monotonic()
+        seen.messages += 1
+        for delta in pb.GenerateStreamResponse.FromString(raw).deltas:
+            seen.ages += [times.age(token_id, now) for token_id in delta.token_ids]
+
+    host, _, port = target.rpartition(":")
+    loop = asyncio.get_running_loop()
+    clients = [(await loop.create_connection(lambda: RawClient(take), host, int(port)))[1] for _ in range(4)]
+    for number in range(streams):
+        clients[number % len(clients)].open(METHOD, request(number))
     await asyncio.sleep(WARM_UP_S)
     seen.ages.clear()
     seen.messages = 0
@@ -91,12 +92,10 @@ async def measure(target: str, gateway: int, streams: int, times: StepTimes, sec
     await asyncio.sleep(seconds)
     took, used = time.monotonic() - began, processor_seconds(gateway) - used
     tokens, messages, ages = len(seen.ages), seen.messages, sorted(seen.ages)
-    for reader in readers:
-        reader.cancel()
-    failures = [each for each in await asyncio.gather(*readers, return_exceptions=True) if each is not None]
-    assert all(isinstance(each, asyncio.CancelledError) for each in failures), failures[0]
-    for channel in channels:
-        await channel.close()
+    assert not any(client.ended for client in clients), "a stream has ended"
+    for client in clients:
+        client.close()
+    await asyncio.sleep(1)
     p50, p99 = (ages[int(len(ages) * share)] * 1e3 for share in (0.5, 0.99))
     return (
         f"{streams:7} {tokens / took:9.0f} {used / took:7.2f} {used / tokens * 1e6:9.1f} {tokens / used:12.0f}"

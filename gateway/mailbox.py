@@ -10,7 +10,7 @@ from typing import NamedTuple, TypeAlias
 
 from service.reports import Report
 
-READERS_AT_ONCE = 16
+READERS_AT_ONCE = 2
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
