@@ -159,7 +159,7 @@ class Client:
         elif self.outcome == "Exhausted":
             if not self._world.scenario.may_refuse():
                 fail("I8", f"request {self.number} is refused by a queue with room")
-        elif self.outcome == "Unavailable":
+        elif self.outcome in ("Unavailable", "AttemptsLost"):
             if not faults and not self._world.scenario.may_refuse():
                 fail("I8", f"request {self.number} is not served: {self.detail}")
         elif self.outcome == "InvalidRequest":
