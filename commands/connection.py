@@ -13,7 +13,11 @@ class FlagError(Exception):
 
 def add_flags(parser: argparse.ArgumentParser, *, key_flag: str, key_help: str) -> None:
     """--target, the credential under its own name, and TLS."""
-    parser.add_argument("--target", default=DEFAULT_TARGET, help="gateway (default: %(default)s)")
+    parser.add_argument(
+        "--target",
+        default=DEFAULT_TARGET,
+        help="gateway, or several ip:port with commas (default: %(default)s)",
+    )
     parser.add_argument(key_flag, default="", dest="key", metavar="KEY", help=f"{key_help}, or @file")
     parser.add_argument(
         "--ssl-ca-certs", metavar="FILE", help="authorities of the gateway's certificate; TLS"

@@ -29,6 +29,7 @@ from service.startup import EXIT_CODE, StartupError
 
 _PROG = "crossdock serve"
 _GATEWAY = "gateway"
+PORT_MAX = 65_535
 _SOCKET_PATH_MAX = 90  # of the 107 bytes that a Unix socket's path may have
 
 
@@ -72,21 +73,15 @@ def plan(
         )
         for verb, worker in _workers(options, folder, ticket_key, board)
     ]
-    gateway = GatewayOptions.model_validate(
-        _shared(options, GatewayOptions)
-        | {
-            "prefill_workers": [_socket(folder, f"prefill-{i}") for i in range(options.prefill)],
-            "decode_workers": [_socket(folder, f"decode-{i}") for i in range(options.decode)],
-            "ticket_key": ticket_key,
-            "die_with_parent": True,
-        }
-    )
     token = options.control_token
     front_environ = config.child_environment(
         environ, key if token is None else key | {"control_token": token.get_secret_value()}
     )
-    front = ChildSpec(name=_GATEWAY, argv=_argv(_GATEWAY, gateway), environ=front_environ, stage=1)
-    return (*workers, front)
+    fronts = [
+        ChildSpec(name=name, argv=_argv("gateway", gateway), environ=front_environ, stage=1)
+        for name, gateway in _gateways(options, folder, ticket_key)
+    ]
+    return (*workers, *fronts)
 
 
 def deal(options: ServeOptions) -> dict[str, tuple[int, ...]]:
@@ -183,6 +178,24 @@ def _workers(
             )
 
 
+def _gateways(options: ServeOptions, folder: Path, ticket_key: str) -> Iterator[tuple[str, GatewayOptions]]:
+    """All on one gRPC port, each on an HTTP port of its own. Raises StartupError when there is no port to share."""
+    if options.gateways > 1 and options.grpc_port == 0:
+        raise StartupError("--gateways: several need a --grpc-port that they can share")
+    if options.http_port + options.gateways - 1 > PORT_MAX:
+        raise StartupError(f"--gateways: their HTTP ports, from --http-port on, would end above {PORT_MAX}")
+    for index in range(options.gateways):
+        fields = _shared(options, GatewayOptions) | {
+            "prefill_workers": [_socket(folder, f"prefill-{i}") for i in range(options.prefill)],
+            "decode_workers": [_socket(folder, f"decode-{i}") for i in range(options.decode)],
+            "ticket_key": ticket_key,
+            "die_with_parent": True,
+            "share_grpc_port": options.gateways > 1,
+            "http_port": options.http_port + index if options.http_port else 0,
+        }
+        yield (_GATEWAY if index == 0 else f"{_GATEWAY}-{index}", GatewayOptions.model_validate(fields))
+
+
 def _shared(options: ServeOptions, target: type[GatewayOptions]) -> dict[str, object]:
     """The settings that both classes have, secrets aside."""
     names = set(target.model_fields) & set(type(options).model_fields) - {"control_token"}
@@ -222,7 +235,8 @@ def _room_line(name: str, facts: Mapping[str, Field]) -> str:
 
 
 def _ready_line(said: Mapping[str, Mapping[str, Field]], options: ServeOptions, seconds: float) -> str:
-    fields = dict(said[_GATEWAY]) | {
+    fields = dict(said[_GATEWAY]) | ({"gateways": options.gateways} if options.gateways > 1 else {})
+    fields |= {
         "prefill": options.prefill,
         "decode": options.decode,
         "seconds": f"{seconds:.1f}",

@@ -7,7 +7,7 @@ The one place where all of a worker's parts are known together. What is particul
 import asyncio
 import secrets
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from functools import partial
 from typing import Any, Protocol
 
@@ -38,7 +38,9 @@ from service.machine import (
 )
 from service.model_source import resolve_model
 from service.orders import OrderLimits
+from service.pulse import Pulse, ThreadClock
 from service.reports import EndCause, Report, Response
+from service.worker_counts import TRANSFER_BYTES, TRANSFER_EVENTS
 from service.worker_process import (
     INBOX_ACTIONS_MAX,
     WorkerService,
@@ -60,6 +62,7 @@ class Transport(Protocol):
 
     def start(self) -> None: ...
     def close(self) -> None: ...
+    def counters(self) -> Mapping[str, int]: ...
 
 
 class Worker(worker_rim.Worker, Protocol):
@@ -67,6 +70,9 @@ class Worker(worker_rim.Worker, Protocol):
 
     def on_step(self, result: StepResult) -> None: ...
     def on_transfer(self, event: Any) -> None: ...
+    def counts(self) -> Mapping[str, int]:
+        """Since the start, by the names of `service.worker_counts`. Any thread."""
+        ...
 
 
 class Role(Protocol):
@@ -128,13 +134,19 @@ async def _serve(options: WorkerOptions, role: Role, engine: Engine, board: Core
     transport = role.transport(options, engine, identity, on_transfer)
     worker = role.worker(options, engine, transport, rim.tell)
     index = engine.core.pool.index
+    thread_clock = ThreadClock()
+
+    def on_start() -> None:
+        thread_clock.start()
+        bind_to_cores(options.cores)
+
     loop = EngineLoop(
         engine.core,
         clock=time.monotonic,
         on_step=worker.on_step,
         on_turn=lambda steps: rim.flush(worker.load(steps), index.changes()),
         on_crash=crash,
-        on_start=partial(bind_to_cores, options.cores),
+        on_start=on_start,
         on_compute=_nothing if board is None else partial(board.compute, options.core_seat),
         on_rest=_nothing if board is None else partial(board.rest, options.core_seat),
         inbox_actions_max=INBOX_ACTIONS_MAX,
@@ -165,12 +177,22 @@ async def _serve(options: WorkerOptions, role: Role, engine: Engine, board: Core
             "full_requests": engine.capacity.full_requests(),
         },
         cleanups=[stop],
+        pulse=Pulse(loop.insist, thread_clock.used_ns),
+        counts=lambda: {**worker.counts(), **_transfer_counts(transport, engine)},
     )
     await serve_worker(options, service)
 
 
 def _nothing() -> None:
     """Nobody wants to know whether this worker computes."""
+
+
+def _transfer_counts(transport: Transport, engine: Engine) -> dict[str, int]:
+    """What hand-offs have met here, and the bytes of what they moved."""
+    met = transport.counters()
+    moved = met.get("blocks_sent", 0) + met.get("blocks_placed", 0)
+    counts = {f"{TRANSFER_EVENTS}.{name}": count for name, count in met.items()}
+    return {TRANSFER_BYTES: moved * engine.cache.layout.block_bytes(), **counts}
 
 
 def _desk(options: WorkerOptions, role: Role, engine: Engine, identity: Identity) -> TicketDesk:

@@ -1,8 +1,8 @@
 """Client of the public API, for asyncio (`AsyncClient`) and for plain code (`Client`).
 
 What comes back are frozen values, never protobuf messages. It needs grpcio and protobuf; where the google.rpc
-types are importable as well, errors carry their reason and the fields they are about. It never retries by
-itself.
+types are importable as well, errors carry their reason and the fields they are about. A call that the server could not
+take up is tried again, on another server where there are several; one whose answer has begun never is.
 """
 
 from collections.abc import AsyncIterator, Iterator, Sequence
@@ -13,6 +13,7 @@ import grpc
 from crossdock import wire
 from crossdock.credentials import NOBODY, Credentials
 from crossdock.seeds import choice_seed
+from crossdock.targets import Target
 from crossdock.v1 import inference_pb2 as pb
 from crossdock.v1 import inference_pb2_grpc as pb_grpc
 from crossdock.values import (
@@ -56,11 +57,12 @@ DEFAULT_TARGET = "127.0.0.1:50051"
 
 
 class Client:
-    """Blocking client. Safe to use from several threads. channel: one of your own instead, which is closed as well."""
+    """Blocking client. Safe to use from several threads. target: as in `crossdock.targets`. channel: one of your own
+    instead, which is closed as well."""
 
     def __init__(
         self,
-        target: str = DEFAULT_TARGET,
+        target: Target = DEFAULT_TARGET,
         *,
         credentials: Credentials = NOBODY,
         channel: grpc.Channel | None = None,
@@ -134,11 +136,11 @@ class Client:
 
 
 class AsyncClient:
-    """Client for asyncio. To be made and used in one event loop."""
+    """Client for asyncio. To be made and used in one event loop. target: as in `crossdock.targets`."""
 
     def __init__(
         self,
-        target: str = DEFAULT_TARGET,
+        target: Target = DEFAULT_TARGET,
         *,
         credentials: Credentials = NOBODY,
         channel: grpc.aio.Channel | None = None,

@@ -4,13 +4,7 @@ from dataclasses import dataclass, field
 
 import grpc
 
-_OPTIONS = (
-    ("grpc.keepalive_time_ms", 30_000),
-    ("grpc.keepalive_timeout_ms", 10_000),
-    ("grpc.http2.ping_timeout_ms", 10_000),
-    ("grpc.max_receive_message_length", 64 << 20),
-    ("grpc.max_send_message_length", 64 << 20),
-)
+from crossdock.targets import Target, dialling
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -27,17 +21,19 @@ class Credentials:
         """What each call brings."""
         return (("authorization", f"Bearer {self.key}"),) if self.key else ()
 
-    def channel(self, target: str) -> grpc.Channel:
-        """For plain code."""
+    def channel(self, target: Target) -> grpc.Channel:
+        """For plain code. Raises RequestError for a target that is none."""
+        how = dialling(target)
         if self.ca is None:
-            return grpc.insecure_channel(target, options=_OPTIONS)
-        return grpc.secure_channel(target, self._tls(), options=_OPTIONS)
+            return grpc.insecure_channel(how.target, options=how.options)
+        return grpc.secure_channel(how.target, self._tls(), options=how.options)
 
-    def aio_channel(self, target: str) -> grpc.aio.Channel:
-        """To be called in the event loop that uses it."""
+    def aio_channel(self, target: Target) -> grpc.aio.Channel:
+        """To be called in the event loop that uses it. Raises RequestError for a target that is none."""
+        how = dialling(target)
         if self.ca is None:
-            return grpc.aio.insecure_channel(target, options=_OPTIONS)
-        return grpc.aio.secure_channel(target, self._tls(), options=_OPTIONS)
+            return grpc.aio.insecure_channel(how.target, options=how.options)
+        return grpc.aio.secure_channel(how.target, self._tls(), options=how.options)
 
     def _tls(self) -> grpc.ChannelCredentials:
         return grpc.ssl_channel_credentials(self.ca, self.private_key, self.certificate)

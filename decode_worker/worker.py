@@ -4,6 +4,7 @@ Everything here runs on the step thread. It grants reservations, adopts what has
 results into reports. Never touches a socket, never reads a block that was not committed.
 """
 
+from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass
 
@@ -32,6 +33,7 @@ from service.reports import (
     TokenReport,
 )
 from service.token_books import TokenBooks, TokenCounts
+from service.worker_counts import PREEMPTIONS, SWAP_OUTS, TRANSFER_FAILURES
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -76,6 +78,7 @@ class DecodeWorker:
         self._searches: dict[AttemptKey, Search] = {}
         self._finished_sequences = 0
         self._books = TokenBooks()
+        self._counts = Counter[str]()
 
     def reserve(self, gateway: str, order: SequenceOrder, ticket: Ticket) -> None:
         """Queue one attempt for blocks, once. Older attempts of the same request are void from now on."""
@@ -126,8 +129,11 @@ class DecodeWorker:
         for output in result.outputs:
             self._token(output)
         for sequence in result.preempted:
+            self._counts[PREEMPTIONS] += 1
             if sequence.state is State.DETACHED:
                 self._give_back(sequence)
+            else:
+                self._counts[SWAP_OUTS] += 1
         self._grant()
 
     def on_transfer(self, event: TargetEvent) -> None:
@@ -140,6 +146,7 @@ class DecodeWorker:
             case Received():
                 self._adopt(reservation, event)
             case Failed():
+                self._counts[f"{TRANSFER_FAILURES}.{event.reason.name.lower()}"] += 1
                 if self._tickets.get(reservation.order.key) == event.ticket_id:
                     self._end(reservation.order.key)
                     # What its own worker cancelled, the gateway knows from there: an answer may have ended with its
@@ -155,6 +162,10 @@ class DecodeWorker:
 
     def tokens(self) -> TokenCounts:
         return self._books.counts(live=0)
+
+    def counts(self) -> dict[str, int]:
+        """Since the start, by the names of `service.worker_counts`. Any thread."""
+        return dict(self._counts)
 
     def load(self, step: int) -> WorkerLoad:
         waiting = self._core.waiting()

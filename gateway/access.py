@@ -15,7 +15,7 @@ from service.guard import Call, bearer
 NO_TENANT = ""
 """Everybody, where there are no keys."""
 
-OPEN_METHODS = ("/grpc.health.v1.Health/",)
+OPEN_METHODS = ("/grpc.health.v1.Health/", "/xds.service.orca.v3.OpenRcaService/")
 OPERATOR_METHODS = ("/crossdock.v1.ControlService/",)
 REFLECTION_METHODS = ("/grpc.reflection.",)
 OPEN_PATHS = ("/health", "/ping", "/version")

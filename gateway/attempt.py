@@ -66,9 +66,10 @@ class Attempt:
         order: SequenceOrder,
         prefill: WorkerRecord,
         target: Target | None,
+        mailbox: Mailbox,
         cached_tokens: int = 0,
     ) -> None:
-        self.mailbox = Mailbox()
+        self.mailbox = mailbox
         self.phase = Phase.ROUTED
         self.failure: AttemptLost | ServiceError | None = None
         self.handed_over = False
@@ -111,7 +112,7 @@ class Attempt:
                 heard.setdefault(batch.choice, []).append(batch)
             if not self.live():
                 break
-        return [_joined(batches) for batches in heard.values()]
+        return [batches[0] if len(batches) == 1 else _joined(batches) for batches in heard.values()]
 
     def end_choice(self, choice: int) -> None:
         """Its reader wants no more of it; the others go on."""

@@ -87,7 +87,7 @@ def _status(role: pb.WorkerRole, worker: WorkerRecord) -> pb.WorkerStatus:
         free_blocks=load.free_blocks,
         total_blocks=welcome.total_blocks,
         finished_sequences=load.finished_sequences,
-        reason=worker.reason,
+        reason="frozen" if worker.frozen else worker.reason,
         borrowed_core_ms=load.borrowed_core_ms,
     )
 

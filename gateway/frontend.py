@@ -76,11 +76,17 @@ class Frontend:
         timeline = Timeline()
         timeline.mark(Instant.ACCEPTED, self.monotonic())
         outcome, generated = "cancelled", 0
+        last: float | None = None
         try:
             async with aclosing(generate(request, self.source, self.tokenizer)) as deltas:
                 async for delta in deltas:
                     if delta.tokens:
-                        timeline.mark(Instant.FIRST_TOKEN, self.monotonic())
+                        now = self.monotonic()
+                        if last is None:
+                            timeline.mark(Instant.FIRST_TOKEN, now)
+                        else:
+                            self.metrics.observe_gap(now - last)
+                        last = now
                     generated += len(delta.tokens) + delta.unseen_tokens
                     if delta.finish is not None:
                         outcome = delta.finish.reason.name.lower()
@@ -135,6 +141,9 @@ class Frontend:
             self.metrics.observe_first_token("gateway", first)
         if each is not None:
             self.metrics.observe_per_token("gateway", each)
+        whole = timeline.between(Instant.ACCEPTED, Instant.FINISHED)
+        if whole is not None:
+            self.metrics.observe_whole("gateway", whole)
 
 
 async def _off_loop(work: Callable[[], T], size_bytes: int) -> T:

@@ -28,6 +28,7 @@ from gateway.orchestrator import Orchestrator
 from gateway.served_model import ServedModel
 from gateway.servicer import InferenceServicer
 from gateway.tokenizer import Tokenizer, load_tokenizer
+from gateway.utilization import Utilization
 from gateway.window import window_of
 from gateway.worker_pool import WorkerPool, WorkerRecord
 from kvtransfer.ticket import key_check
@@ -37,9 +38,10 @@ from service.channel import open_channel
 from service.config import DEFAULT_MODEL, GatewayOptions
 from service.garbage import freeze_garbage
 from service.guard import Guard
-from service.health import Health
+from service.health import HEALTH, Health
 from service.metrics import Metrics, Pool
 from service.model_source import resolve_model
+from service.orca import OpenRca
 from service.readiness import announce
 from service.startup import StartupError
 from service.tls import client_tls, server_tls
@@ -47,10 +49,8 @@ from service.watched_files import keep_fresh
 
 METRICS_INTERVAL_S = 0.5
 STRAGGLERS_WAIT_S = 10.0
-_SERVICES = (
-    inference_pb2.DESCRIPTOR.services_by_name["InferenceService"].full_name,
-    control_pb2.DESCRIPTOR.services_by_name["ControlService"].full_name,
-)
+_INFERENCE = inference_pb2.DESCRIPTOR.services_by_name["InferenceService"].full_name
+_CONTROL = control_pb2.DESCRIPTOR.services_by_name["ControlService"].full_name
 
 
 def run(options: GatewayOptions) -> None:
@@ -80,7 +80,7 @@ class _Gateway:
         self._tls = server_tls(options.ssl_certfile, options.ssl_keyfile, options.ssl_ca_certs)
         self._keys = None if options.api_keys is None else ApiKeys(options.api_keys)
         self._admission = self._make_admission()
-        self._metrics = Metrics()
+        self._metrics = Metrics(options.metrics_names)
         token = options.control_token
         self._access = Access(
             keys=self._keys,
@@ -111,7 +111,11 @@ class _Gateway:
             ready=self._ready.is_set,
             require_room=self._admission.require_room,
         )
-        self._health = Health(_SERVICES)
+        self._utilization = Utilization(
+            self._prefills, self._decodes, self._admission, options.queue_requests_max, time.monotonic
+        )
+        self._open_rca = OpenRca(self._utilization.report)
+        self._health = Health((_INFERENCE,), standing=(_CONTROL,))
 
     async def serve(self) -> None:
         """From the listening sockets to the end of the last stream."""
@@ -121,15 +125,18 @@ class _Gateway:
             [Guard(self._access.check), MalformedMessages(request_bytes_max)],
             # Above this gRPC itself refuses, without details.
             message_bytes_max=max(request_bytes_max, server.MESSAGE_BYTES_MAX),
+            share_port=options.share_grpc_port,
         )
         await self._health.register(grpc_server)
-        add_InferenceServiceServicer_to_server(InferenceServicer(self._frontend, self._access), grpc_server)
+        inference = InferenceServicer(self._frontend, self._access, self._utilization.trailer)
+        add_InferenceServiceServicer_to_server(inference, grpc_server)
         control = ControlServicer(
             self._prefills, self._decodes, self._admission, owns=self._orchestrator.asked_for
         )
         add_ControlServiceServicer_to_server(control, grpc_server)
         if options.enable_reflection:
-            server.enable_reflection(grpc_server, _SERVICES)
+            server.enable_reflection(grpc_server, (_INFERENCE, _CONTROL, HEALTH))
+        grpc_server.add_generic_rpc_handlers((self._open_rca,))
         rules = BindRules(allow_wildcard=options.allow_wildcard_bind, allow_insecure=options.allow_insecure)
         grpc_port = server.bind(grpc_server, f"{options.grpc_host}:{options.grpc_port}", rules, self._tls)
         app = openai_app(self._frontend, self._access, body_bytes_max=request_bytes_max)
@@ -140,13 +147,19 @@ class _Gateway:
             background = [
                 tasks.create_task(self._prefills.run()),
                 tasks.create_task(self._decodes.run()),
+                tasks.create_task(self._prefills.watch()),
+                tasks.create_task(self._decodes.watch()),
                 tasks.create_task(self._watch_load()),
                 tasks.create_task(self._watch_readiness()),
                 tasks.create_task(keep_fresh(self._refreshes())),
             ]
             announcing = tasks.create_task(self._announce(grpc_port, http.url))
             await server.run_until_signal(
-                grpc_server, self._health, grace_s=options.shutdown_timeout, cleanups=[http.stop]
+                grpc_server,
+                self._health,
+                grace_s=options.shutdown_timeout,
+                before_stop=self._linger,
+                cleanups=[http.stop],
             )
             for task in (*background, announcing):
                 task.cancel()
@@ -192,9 +205,14 @@ class _Gateway:
     def _refreshes(self) -> list[Callable[[], None]]:
         return [each.refresh for each in (self._tls, self._keys) if each is not None]
 
+    async def _linger(self) -> None:
+        """Take calls until everybody who balances over us has heard that we end."""
+        await asyncio.sleep(self._options.drain_window)
+        self._open_rca.end()
+
     def _changed(self) -> None:
         self._orchestrator.workers_changed()
-        if self._prefills.any_ready() and self._decodes.any_ready():
+        if self._prefills.serves() and self._decodes.serves():
             self._ready.set()
         else:
             self._ready.clear()
@@ -222,6 +240,11 @@ class _Gateway:
             kv_usage=used,
             borrowed_s=load.borrowed_core_ms / 1000,
         )
+        welcome = worker.welcome
+        self._metrics.set_cache(
+            pool, worker.worker_id, block_size=welcome.block_size, blocks=welcome.total_blocks
+        )
+        self._metrics.set_counts(pool, worker.worker_id, worker.counts)
 
     async def _watch_load(self) -> None:
         """Show what the workers report."""

@@ -20,14 +20,14 @@ from gateway.attempt import TOO_LATE, Attempt, AttemptLost, AttemptPreempted, Ha
 from gateway.broken_pairs import BrokenPairs
 from gateway.company import Company, Parted
 from gateway.journal import Journal
-from gateway.mailbox import DeadlinePassed, Mailbox
+from gateway.mailbox import DeadlinePassed, Mailbox, Turnstile
 from gateway.merge import merge
 from gateway.request import Request, TokenBatch
 from gateway.router import NoRoute, Route, holds, pick
 from gateway.worker_pool import WorkerPool, WorkerRecord
 from kvtransfer.identity import Identity
 from kvtransfer.ticket import Ticket, mint
-from service.errors import DeadlineExpired, FieldViolation, InvalidRequest, Unavailable
+from service.errors import AttemptsLost, DeadlineExpired, FieldViolation, InvalidRequest, Unavailable
 from service.orders import SequenceOrder
 
 ATTEMPTS_MAX = 4
@@ -66,6 +66,7 @@ class Orchestrator:
         self._lease_ms = lease_ms
         self._broken = BrokenPairs()
         self._numbers = count(1)
+        self._turnstile = Turnstile()
         self._changed = asyncio.Event()
 
     def workers_changed(self) -> None:
@@ -127,7 +128,7 @@ class Orchestrator:
                 name = company.journals[0].request.id
                 structlog.get_logger().warning("attempt lost", request_id=name, attempt=number, why=str(lost))
                 if len(company.tried) == ATTEMPTS_MAX:
-                    raise Unavailable("every attempt was lost", reason="ATTEMPTS_LOST") from lost
+                    raise AttemptsLost("every attempt was lost") from lost
                 if company.begun():
                     raise Parted(number) from lost
 
@@ -147,10 +148,11 @@ class Orchestrator:
             while attempt.live():
                 for batch in attempt.hear(await attempt.mailbox.take()):
                     yield batch
-                for choice in company.newly_unread():
-                    attempt.end_choice(choice)
-                if not company.read():
-                    return
+                if company.unread:
+                    for choice in company.newly_unread():
+                        attempt.end_choice(choice)
+                    if not company.read():
+                        return
             if attempt.failure is not None:
                 raise attempt.failure
         finally:
@@ -232,6 +234,7 @@ class Orchestrator:
             order=order,
             prefill=prefill,
             target=target,
+            mailbox=Mailbox(self._turnstile),
             cached_tokens=prefill.cached_tokens(company.journals[0].prefix),
         )
 

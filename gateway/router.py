@@ -23,7 +23,7 @@ class WorkerView:
     cannot hand over. tokens_max: of the longest sequence that it can hold. queued_tokens: prompt tokens not yet
     computed. sequences: running or promised; seats: how many there can be. blocks: free and unpromised, and in all;
     block_size: tokens in each. cached_tokens: of the sequence, from its start, that need not be computed or sent here.
-    picked: number of its last pick, which grows over the pool; for ties.
+    picked: number of its last pick, which grows over the pool; for ties. frozen: there, but nothing moves in it.
     """
 
     address: str
@@ -38,6 +38,7 @@ class WorkerView:
     picked: int
     cached_tokens: int = 0
     block_size: int = 1
+    frozen: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -72,7 +73,8 @@ def pick(
     Of the workers that can hold the sequence: the prefill worker that will have the prompt done first, since it has
     most of it cached, least to do before or most room, with the decode worker that has most room and least to receive.
     What is cached makes up for so much work in the queue and no more, so that others get what many ask for. Ties go to
-    the one that was not picked for longest.
+    the one that was not picked for longest. One that is frozen is picked only if there are no others: it may move
+    again, and is lost soon if not.
     """
     sources = [each for each in prefills if _can_serve(each, tokens)]
     if not sources:
@@ -98,11 +100,13 @@ def holds(worker: WorkerView, order: SequenceOrder) -> bool:
 
 def _rank(
     source: WorkerView, target: WorkerView | None, tried: Collection[Route], broken: Collection[Route]
-) -> tuple[bool, int, float, int, int]:
+) -> tuple[int, bool, int, float, int, int]:
     """The least is the best."""
     route = _route(source, target)
     cost, picked = (_decode_cost(target), target.picked) if target is not None else (0.0, 0)
-    return (route in broken, _overlap(route, tried), _prefill_cost(source) + cost, source.picked, picked)
+    frozen = source.frozen + (target is not None and target.frozen)
+    weight = _prefill_cost(source) + cost
+    return (frozen, route in broken, _overlap(route, tried), weight, source.picked, picked)
 
 
 def _route(source: WorkerView, target: WorkerView | None = None) -> Route:

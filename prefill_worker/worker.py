@@ -4,6 +4,7 @@ Everything here runs on the step thread. It starts sequences, turns the engine's
 turns what the transport says into releases. Never touches a socket, never decides what is computed next.
 """
 
+from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 
@@ -21,6 +22,7 @@ from service.load import WorkerLoad
 from service.orders import AttemptKey, AttemptRefused, Choice, SequenceOrder, superseded
 from service.reports import EndCause, EndedReport, HandedOverReport, Report, TokenEnd, TokenReport
 from service.token_books import TokenBooks, TokenCounts, Waste
+from service.worker_counts import PREFIX_HITS, PREFIX_QUERIES, TRANSFER_FAILURES
 
 ENDPOINTS_MAX = 8
 ENDPOINT_CHARS_MAX = 256
@@ -75,6 +77,7 @@ class PrefillWorker:
         self._by_ticket: dict[bytes, Attempt] = {}
         self._finished_sequences = 0
         self._books = TokenBooks()
+        self._counts = Counter[str]()
 
     def submit(self, gateway: str, order: SequenceOrder, hand_off: HandOff | None) -> None:
         """Take one attempt, once. Refusals are reported; older attempts of the same request are void from now on."""
@@ -116,6 +119,7 @@ class PrefillWorker:
                     self._tell(attempt.gateway, HandedOverReport(key=attempt.order.key))
                     self._holds.let_go(event.ticket_id)
             case Failed():
+                self._counts[f"{TRANSFER_FAILURES}.{event.reason.name.lower()}"] += 1
                 if attempt is not None:
                     # The target lets go when it is told to before we are.
                     unwanted = event.reason is Reason.WITHDRAWN
@@ -129,6 +133,10 @@ class PrefillWorker:
 
     def tokens(self) -> TokenCounts:
         return self._books.counts(live=sum(attempt.computed for attempt in self._attempts.values()))
+
+    def counts(self) -> dict[str, int]:
+        """Since the start, by the names of `service.worker_counts`. Any thread."""
+        return dict(self._counts)
 
     def load(self, step: int) -> WorkerLoad:
         view = self._core.view()
@@ -181,6 +189,8 @@ class PrefillWorker:
         """The prompt is done: the token goes to the gateway at once, the blocks to the target or back."""
         attempt = self._attempts[_key(output.sequence.id)]
         self._finished_sequences += 1
+        self._counts[PREFIX_QUERIES] += len(attempt.order.token_ids)
+        self._counts[PREFIX_HITS] += output.sequence.cached
         going_on = self._report(attempt, output) if attempt.order.beam is None else ()
         if attempt.hand_off is not None and (going_on or attempt.order.beam is not None):
             self._hand_over(attempt, attempt.hand_off, going_on)

@@ -39,6 +39,7 @@ KVAdvertised = Annotated[
     tuple[Annotated[str, AfterValidator(units.check_kv_advertised)], ...], BeforeValidator(units.parse_list)
 ]
 KVTransports = Annotated[tuple[Literal["auto", "gloo", "nccl"], ...], BeforeValidator(units.parse_list)]
+MetricsNames = Annotated[tuple[Literal["native", "vllm"], ...], BeforeValidator(units.parse_list)]
 Cores = Annotated[tuple[Annotated[int, Field(ge=0)], ...], BeforeValidator(units.parse_list)]
 Weights = Annotated[tuple[units.Weight, ...], BeforeValidator(units.parse_weights)]
 Names = Annotated[tuple[str, ...], BeforeValidator(units.parse_list)]
@@ -198,11 +199,24 @@ class FrontOptions(Options):
         (), description="names in clients' certificates that may use the control service"
     )
     enable_reflection: bool = Field(True, description="gRPC server reflection")
+    metrics_names: MetricsNames = Field(
+        ("native", "vllm"), description="under which names /metrics shows its numbers: native, vllm"
+    )
+    drain_window: float = Field(
+        0.0,
+        ge=0,
+        description="seconds after SIGTERM in which new calls are still taken while health says NOT_SERVING, so that a "
+        "balancer can notice; part of --shutdown-timeout",
+    )
 
 
 class GatewayOptions(ModelOptions, FrontOptions):
     """One gateway process."""
 
+    share_grpc_port: bool = Field(
+        False,
+        description="let other gateways of this machine listen on the same gRPC port; each gets a share of calls",
+    )
     prefill_workers: Addresses = Field(min_length=1, description="gRPC addresses of the prefill workers")
     decode_workers: Addresses = Field(min_length=1, description="gRPC addresses of the decode workers")
     worker_ssl_ca_certs: Path | None = Field(
@@ -219,6 +233,12 @@ class ServeOptions(EngineOptions, FrontOptions):
 
     prefill: int = Field(1, ge=1, description="prefill workers")
     decode: int = Field(1, ge=1, description="decode workers")
+    gateways: int = Field(
+        1,
+        ge=1,
+        le=64,
+        description="gateways on one gRPC port; HTTP is on --http-port and the ports that follow",
+    )
     cores: Cores | None = Field(None, description="cores dealt to the workers; default: all of this process")
     lend_cores: bool = Field(
         True, description="let a worker compute with the cores of those that rest as well"

@@ -6,6 +6,7 @@ ServiceError
 ├── ModelNotFound       no such model here
 ├── Exhausted           a queue or memory is full; try again later
 ├── Unavailable         nobody can serve this now; try again later
+│   └── AttemptsLost    every worker that it was given to was lost
 ├── DeadlineExpired     the caller's deadline passed
 ├── Unauthorised        no or wrong credential
 └── InternalFault       a mistake of ours
@@ -69,6 +70,10 @@ class Unavailable(ServiceError):
         super().__init__(message, retry_after_ms=retry_after_ms)
         if reason is not None:
             self.reason = reason
+
+
+class AttemptsLost(Unavailable):
+    reason = "ATTEMPTS_LOST"
 
 
 class DeadlineExpired(ServiceError):

@@ -7,6 +7,7 @@ no engine and no ticket.
 import math
 from collections.abc import Iterable
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from crossdock.worker.v1 import worker_pb2 as pb
 from service.errors import FieldViolation, InvalidRequest
@@ -26,8 +27,7 @@ STOP_TOKENS_MAX = 128
 REQUEST_ID_BYTES_MAX = 128
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class AttemptKey:
+class AttemptKey(NamedTuple):
     """Names one try at a request. attempt: from 1; a newer one makes all older ones void."""
 
     request_id: str

@@ -4,7 +4,7 @@ Workers make reports on their step thread; `encode` packs the tokens of one step
 same reports back from `decode`, which trusts no peer. Knows no engine.
 """
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from enum import Enum
 from itertools import groupby
@@ -127,7 +127,9 @@ def decode(message: Response) -> list[Report]:
     return []
 
 
-def to_load_report(load: WorkerLoad, *, draining: bool) -> pb.LoadReport:
+def to_load_report(
+    load: WorkerLoad, *, draining: bool, frozen: bool, counts: Mapping[str, int]
+) -> pb.LoadReport:
     return pb.LoadReport(
         step=load.step,
         running_sequences=load.running_sequences,
@@ -138,6 +140,8 @@ def to_load_report(load: WorkerLoad, *, draining: bool) -> pb.LoadReport:
         finished_sequences=load.finished_sequences,
         borrowed_core_ms=load.borrowed_core_ms,
         draining=draining,
+        frozen=frozen,
+        counts=counts,
     )
 
 
@@ -197,18 +201,25 @@ def _output(report: TokenReport) -> pb.SequenceOutput:
 
 
 def _token_report(output: pb.SequenceOutput) -> TokenReport:
-    if len(output.top_token_ids) != len(output.top_logprobs):
-        raise BadReport("top_logprobs: one for each of top_token_ids")
     return TokenReport(
         key=_key(output),
         position=output.position,
         token_id=output.token_id,
         logprob=output.logprob if output.HasField("logprob") else None,
-        top=tuple(zip(output.top_token_ids, output.top_logprobs, strict=True)),
+        top=_top(output),
         end=_token_end(output.end_reason),
         cached_tokens=output.cached_tokens,
         choice=output.choice,
     )
+
+
+def _top(output: pb.SequenceOutput) -> tuple[tuple[int, float], ...]:
+    ids, logprobs = output.top_token_ids, output.top_logprobs
+    if not ids and not logprobs:
+        return ()
+    if len(ids) != len(logprobs):
+        raise BadReport("top_logprobs: one for each of top_token_ids")
+    return tuple(zip(ids, logprobs, strict=True))
 
 
 def _token_end(reason: pb.EndReason) -> TokenEnd | None:

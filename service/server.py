@@ -33,9 +33,10 @@ def create_server(
     message_bytes_max: int = MESSAGE_BYTES_MAX,
     keepalive_ms: int = 60_000,
     ping_timeout_ms: int = 20_000,
+    share_port: bool = False,
 ) -> grpc.aio.Server:
-    """keepalive_ms: silence after which a peer is pinged; ping_timeout_ms: after which it is given up. To be
-    called in the running event loop."""
+    """keepalive_ms: silence after which a peer is pinged; ping_timeout_ms: after which it is given up.
+    share_port: with other processes that say so too. To be called in the running event loop."""
     options = (
         ("grpc.max_receive_message_length", message_bytes_max),
         ("grpc.max_send_message_length", message_bytes_max),
@@ -57,8 +58,8 @@ def create_server(
         # Above the first a call may be refused, above the second it is.
         ("grpc.max_metadata_size", METADATA_BYTES_MAX),
         ("grpc.absolute_max_metadata_size", 2 * METADATA_BYTES_MAX),
-        # With 1 a second process would share our port without a word.
-        ("grpc.so_reuseport", 0),
+        # With 1 a second process shares our port without a word.
+        ("grpc.so_reuseport", int(share_port)),
     )
     return grpc.aio.server(interceptors=list(interceptors), options=options)
 

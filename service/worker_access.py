@@ -8,7 +8,7 @@ import hmac
 from service.errors import Unauthorised
 from service.guard import AUTHORIZATION, Call, Check, bearer
 
-_OPEN_METHODS = ("/grpc.health.v1.Health/",)
+_OPEN_METHODS = ("/grpc.health.v1.Health/", "/xds.service.orca.v3.OpenRcaService/")
 
 
 def credential(ticket_key: bytes) -> tuple[tuple[str, str], ...]:

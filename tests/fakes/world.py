@@ -18,7 +18,7 @@ from engine.core import EngineCore
 from engine.sampling import Sampler
 from gateway.attempt import Attempt, AttemptLost, Target
 from gateway.journal import Journal
-from gateway.mailbox import Delivery, WorkerLost
+from gateway.mailbox import Delivery, Mailbox, Turnstile, WorkerLost
 from gateway.prefix_map import PrefixMap
 from gateway.request import Request, Sampling, Stop
 from gateway.router import Route, pick
@@ -214,7 +214,10 @@ class World:
         if client.journal.remaining() > 1:
             ticket = self._mint(order, source.welcome, target.welcome)
             right = Target(worker=target, ticket=ticket, ticket_key=KEY)
-        client.attempt = Attempt(journals=[client.journal], order=order, prefill=source, target=right)
+        mailbox = Mailbox(Turnstile())
+        client.attempt = Attempt(
+            journals=[client.journal], order=order, prefill=source, target=right, mailbox=mailbox
+        )
         client.attempt.begin()
 
     def _mint(self, order, source, target):
@@ -346,6 +349,7 @@ class World:
             "welcome": welcome,
             "load": WorkerLoad(free_blocks=1, total_blocks=1),
             "picked": 0,
+            "frozen": False,
             "prefixes": PrefixMap(blocks),
             "attachment": wire,
             "_pool": _Pool(),

@@ -10,7 +10,7 @@ from gateway.attach import DECODE, PREFILL
 from gateway.attempt import Attempt, AttemptLost, AttemptPreempted, HandOffLost, Target
 from gateway.journal import Journal
 from gateway.lifecycle import LIVE, Phase
-from gateway.mailbox import DeadlinePassed, Delivery, WorkerLost
+from gateway.mailbox import DeadlinePassed, Delivery, Mailbox, Turnstile, WorkerLost
 from gateway.request import EndReason
 from kvtransfer.identity import Identity
 from kvtransfer.ticket import mint, open_sealed
@@ -50,6 +50,7 @@ class Scene:
             order=order,
             prefill=source,
             target=right if self.journal.remaining() > 1 else None,
+            mailbox=Mailbox(Turnstile()),
         )
         self.heard = []
 
@@ -287,7 +288,13 @@ class Pair(Scene):
         choices = tuple(choice for order in orders for choice in order.choices)
         order = replace(orders[0], key=self.say.key, choices=choices)
         right = Target(worker=self.d.record, ticket=self.ticket, ticket_key=TICKET_KEY)
-        self.attempt = Attempt(journals=self.journals, order=order, prefill=self.p.record, target=right)
+        self.attempt = Attempt(
+            journals=self.journals,
+            order=order,
+            prefill=self.p.record,
+            target=right,
+            mailbox=Mailbox(Turnstile()),
+        )
 
     def tell(self, sender, *letters):
         batches = self.attempt.hear([Delivery(sender=sender, letter=letter) for letter in letters])

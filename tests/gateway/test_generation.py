@@ -2,7 +2,6 @@
 
 import asyncio
 from contextlib import aclosing
-from dataclasses import replace
 
 import pytest
 
@@ -141,7 +140,7 @@ async def test_closing_the_generation_closes_the_source(ask, batches, scripted, 
 
 
 def of_choice(batches, choice):
-    return [replace(batch, choice=choice) for batch in batches]
+    return [batch._replace(choice=choice) for batch in batches]
 
 
 def woven(*answers):

@@ -124,6 +124,7 @@ def test_a_load_comes_back_as_it_was():
         finished_sequences=2**40,
         borrowed_core_ms=2**40,
     )
-    for draining in (True, False):
-        report = to_load_report(load, draining=draining)
-        assert from_load_report(report) == load and report.draining == draining
+    for draining, frozen in ((True, False), (False, True)):
+        report = to_load_report(load, draining=draining, frozen=frozen, counts={"a": 1})
+        assert from_load_report(report) == load
+        assert (report.draining, report.frozen, dict(report.counts)) == (draining, frozen, {"a": 1})

@@ -251,3 +251,34 @@ async def test_reflection_lists_what_it_was_told():
         call.cancel()
     assert "crossdock.v1.InferenceService" in {s.name for s in answer.list_services_response.service}
     await server.stop(None)
+
+
+class Named(grpc.GenericRpcHandler):
+    """Says who answers."""
+
+    def __init__(self, name):
+        self._name = name
+
+    def service(self, handler_call_details):
+        async def say(request, context):
+            return self._name
+
+        return grpc.unary_unary_rpc_method_handler(say)
+
+
+@pytest.mark.timeout(30)
+async def test_servers_that_agree_to_share_a_port_all_get_calls_and_nobody_else_gets_in():
+    first, second, stranger = create_server(share_port=True), create_server(share_port=True), create_server()
+    first.add_generic_rpc_handlers((Named(b"first"),))
+    second.add_generic_rpc_handlers((Named(b"second"),))
+    port = bind(first, "127.0.0.1:0")
+    assert bind(second, f"127.0.0.1:{port}") == port
+    with pytest.raises(BindError):
+        bind(stranger, f"127.0.0.1:{port}")
+    await first.start()
+    await second.start()
+    answers = set()
+    while answers != {b"first", b"second"}:
+        async with open_channel(f"127.0.0.1:{port}") as channel:
+            answers.add(await channel.unary_unary("/test.Service/Say")(b"", timeout=10))
+    await asyncio.gather(first.stop(None), second.stop(None))

@@ -161,7 +161,7 @@ class Client:
             early = self._deadline is not None and self.detail == UNREACHABLE
             if not early and not self._world.scenario.may_refuse():
                 fail("I8", f"request {self.number} is refused by a queue with room")
-        elif self.outcome == "Unavailable":
+        elif self.outcome in ("Unavailable", "AttemptsLost"):
             if not faults and not self._world.scenario.may_refuse():
                 fail("I8", f"request {self.number} is not served: {self.detail}")
         elif self.outcome == "InvalidRequest":
