@@ -94,7 +94,9 @@ class EngineLoop:
             self._on_turn(self._steps)
         if self._core.idle():
             return
-        result = self._core.step(self._clock())
+        started = self._clock()
+        result = self._core.step(started)
+        self._core.measured(result, self._clock() - started)
         self._steps += 1
         self._stuck = result.empty()
         self._on_step(result)

@@ -105,6 +105,9 @@ class WorkerRecord:
             picked=self.picked,
             cached_tokens=self.cached_tokens(prefix),
             block_size=max(1, welcome.block_size),
+            step_ms=self.load.step_ms,
+            prompt_token_ms=self.load.prompt_token_ms,
+            hand_off_token_ms=self.load.hand_off_token_ms,
         )
 
     def drain(self) -> None:

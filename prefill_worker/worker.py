@@ -11,6 +11,7 @@ from engine.cache.block_pool import Ledger
 from engine.cache.kv_cache import KVCache
 from engine.cache.prefix_chain import PrefixChain
 from engine.core import EngineCore, Output, Progress, StepResult
+from engine.scheduling.pace import Rate
 from engine.sequence import EndReason, SamplingParams, Sequence, SequenceId, StopRules
 from kvtransfer.errors import Overloaded, Reason, TicketRefused
 from kvtransfer.events import Closed, Committed, Failed, FirstTokens, SourceEvent
@@ -22,6 +23,7 @@ from service.orders import AttemptKey, AttemptRefused, Choice, SequenceOrder, su
 from service.reports import EndCause, EndedReport, HandedOverReport, Report, TokenEnd, TokenReport
 from service.token_books import TokenBooks, TokenCounts, Waste
 
+MEASURED_TOKENS_MIN = 64
 ENDPOINTS_MAX = 8
 ENDPOINT_CHARS_MAX = 256
 
@@ -38,7 +40,7 @@ class HandOff:
 @dataclass(slots=True, kw_only=True)
 class Attempt:
     """One try at a prompt. sequence: None once it is detached. pushed: blocks given to the transport. computed: tokens
-    that were computed for it here."""
+    that were computed for it here. done_at: when the prompt was done and the hand-off was not, in seconds."""
 
     gateway: str
     order: SequenceOrder
@@ -46,6 +48,7 @@ class Attempt:
     sequence: Sequence | None
     pushed: int = 0
     computed: int = 0
+    done_at: float = 0.0
 
 
 class PrefillWorker:
@@ -72,6 +75,7 @@ class PrefillWorker:
         self._by_ticket: dict[bytes, Attempt] = {}
         self._finished_sequences = 0
         self._books = TokenBooks()
+        self._hand_off_pace = Rate()
 
     def submit(self, gateway: str, order: SequenceOrder, hand_off: HandOff | None) -> None:
         """Take one attempt, once. Refusals are reported; older attempts of the same request are void from now on."""
@@ -109,6 +113,7 @@ class PrefillWorker:
             case Committed():
                 if attempt is not None:
                     self._forget(attempt)
+                    self._measure(attempt)
                     self._books.deliver(attempt.computed)
                     self._tell(attempt.gateway, HandedOverReport(key=attempt.order.key))
                     self._holds.let_go(event.ticket_id)
@@ -128,7 +133,7 @@ class PrefillWorker:
         return self._books.counts(live=sum(attempt.computed for attempt in self._attempts.values()))
 
     def load(self, step: int) -> WorkerLoad:
-        view = self._core.view()
+        view, pace = self._core.view(), self._core.pace
         return WorkerLoad(
             step=step,
             running_sequences=len(self._attempts) - len(view.waiting),
@@ -137,6 +142,8 @@ class PrefillWorker:
             free_blocks=view.available_blocks,
             total_blocks=self._core.pool.total,
             finished_sequences=self._finished_sequences,
+            prompt_token_ms=pace.tokens.each_s() * 1000,
+            hand_off_token_ms=self._hand_off_pace.each_s() * 1000,
         )
 
     def _start(self, gateway: str, order: SequenceOrder, hand_off: HandOff | None) -> None:
@@ -211,10 +218,18 @@ class PrefillWorker:
         assert sequence is not None and sequence.table is not None and sequence.credit is not None
         self._push(attempt, len(sequence.table))
         self._core.detach(sequence.id)
-        attempt.sequence = None
+        attempt.sequence, attempt.done_at = None, self._clock()
         self._core.pool.waive(sequence.credit)
         self._holds.keep(hand_off.ticket.ticket_id, sequence.table)
         self._source.finish(hand_off.ticket.ticket_id, sequence.computed, first_tokens)
+
+    def _measure(self, attempt: Attempt) -> None:
+        """What a hand-off took. A short one says nothing of the link: it is all way and no freight."""
+        assert attempt.hand_off is not None
+        blocks = len(attempt.hand_off.ticket.blocks_to_send())
+        tokens = blocks * self._cache.layout.block_size
+        if tokens >= MEASURED_TOKENS_MIN:
+            self._hand_off_pace = self._hand_off_pace.after(self._clock() - attempt.done_at, tokens)
 
     def _stop(self, gateway: str, key: AttemptKey, waste: Waste) -> None:
         attempt = self._attempts.get(key)
