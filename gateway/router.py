@@ -8,7 +8,6 @@ import math
 from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
 from itertools import product
-from statistics import fmean
 from typing import TypeAlias
 
 from service.orders import SequenceOrder
@@ -205,7 +204,7 @@ def _rank(
 ) -> tuple[bool, int, float, int, int]:
     """The least is the best."""
     route, (source, target) = _route(way), way
-    fails = not route.parts().isdisjoint(broken)
+    fails = bool(broken) and not route.parts().isdisjoint(broken)
     first, last = (each.picked if each is not None else 0 for each in (source or target, target))
     return (fails, _overlap(route, tried), guess.whole_ms(source, target), first, last)
 
@@ -234,4 +233,4 @@ def _blocks_taken(worker: WorkerView) -> float:
 
 def _mean(measured: Iterable[float], otherwise: float) -> float:
     known = [each for each in measured if each > 0]
-    return fmean(known) if known else otherwise
+    return sum(known) / len(known) if known else otherwise
