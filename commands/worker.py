@@ -17,14 +17,17 @@ import structlog
 from crossdock.worker.v1 import worker_pb2 as pb
 from engine.assembly import Engine, EngineWishes, assemble
 from engine.core import StepResult
+from engine.kernels.core_share import CoreShare
 from engine.loop import EngineLoop, InboxFull
 from engine.policy import Policy
+from engine.progress import Progress
 from kvtransfer.desk import End, TicketDesk
 from kvtransfer.errors import TicketRefused
 from kvtransfer.identity import Identity
 from kvtransfer.ticket import key_check
-from service import server, worker_rim
+from service import readiness, server, worker_rim
 from service.config import WorkerOptions
+from service.core_board import CoreBoard
 from service.errors import InvalidRequest
 from service.machine import (
     KEPT_BYTES,
@@ -100,8 +103,11 @@ class Role(Protocol):
 
 def run(options: WorkerOptions, role: Role) -> None:
     """Serve until a signal. Raises StartupError or EngineError when it cannot start."""
-    wishes = EngineWishes.of(options, resolve_model(options.model))
-    engine = assemble(wishes, role.policy(options), memory_bytes=free_memory_bytes())
+    board = None if options.core_board is None else CoreBoard.open(options.core_board)
+    cores = CoreShare(own=options.cores or (), board=options.core_board, seat=options.core_seat)
+    wishes = EngineWishes.of(options, resolve_model(options.model), cores)
+    progress = Progress(readiness.loading, time.monotonic)
+    engine = assemble(wishes, role.policy(options), memory_bytes=free_memory_bytes(), progress=progress)
     keep_freed_memory(KEPT_BYTES)
     take_short_turns()
     if engine.note:
@@ -109,10 +115,10 @@ def run(options: WorkerOptions, role: Role) -> None:
     if options.max_model_len is not None and engine.capacity.tokens_max < options.max_model_len:
         shorter = f"requests have at most {engine.capacity.tokens_max} tokens: more do not fit the KV blocks"
         structlog.get_logger().warning(shorter, max_model_len=options.max_model_len)
-    server.run(_serve(options, role, engine))
+    server.run(_serve(options, role, engine, board))
 
 
-async def _serve(options: WorkerOptions, role: Role, engine: Engine) -> None:
+async def _serve(options: WorkerOptions, role: Role, engine: Engine, board: CoreBoard | None) -> None:
     identity = Identity(worker_id=options.worker_id, epoch=secrets.randbits(63))
     rim = WorkerRim(role.response, asyncio.get_running_loop())
 
@@ -129,6 +135,8 @@ async def _serve(options: WorkerOptions, role: Role, engine: Engine) -> None:
         on_turn=lambda steps: rim.flush(worker.load(steps), index.changes()),
         on_crash=crash,
         on_start=partial(bind_to_cores, options.cores),
+        on_compute=_nothing if board is None else partial(board.compute, options.core_seat),
+        on_rest=_nothing if board is None else partial(board.rest, options.core_seat),
         inbox_actions_max=INBOX_ACTIONS_MAX,
     )
     # Until its first action it would pass for one without a free block.
@@ -159,6 +167,10 @@ async def _serve(options: WorkerOptions, role: Role, engine: Engine) -> None:
         cleanups=[stop],
     )
     await serve_worker(options, service)
+
+
+def _nothing() -> None:
+    """Nobody wants to know whether this worker computes."""
 
 
 def _desk(options: WorkerOptions, role: Role, engine: Engine, identity: Identity) -> TicketDesk:

@@ -12,7 +12,7 @@ from decode_worker.search import Search, reports_of
 from engine.cache.block_pool import Credit
 from engine.cache.block_table import BlockTable
 from engine.core import EngineCore, Output
-from engine.sequence import Sequence
+from engine.sequence import Sequence, SequenceId
 from kvtransfer.events import FirstTokens
 from service.orders import AttemptKey, SequenceOrder
 from service.reports import TokenReport
@@ -32,6 +32,7 @@ class Answers:
         self._core = core
         self._block_size = block_size
         self._running: dict[AttemptKey, Running] = {}
+        self._by_sequence: dict[SequenceId, Running] = {}
         self._searches: dict[AttemptKey, Search] = {}
 
     def __contains__(self, key: AttemptKey) -> bool:
@@ -41,14 +42,17 @@ class Answers:
         yield from self._running
         yield from self._searches
 
-    def of(self, key: AttemptKey) -> Running | Search:
-        """Raises KeyError."""
-        return self._searches[key] if key in self._searches else self._running[key]
+    def running(self, sequence_id: SequenceId) -> Running | None:
+        """What this sequence is of, unless it is a hypothesis of a search."""
+        return self._by_sequence.get(sequence_id)
+
+    def gateway_of(self, key: AttemptKey) -> str:
+        return self._running[key].gateway if key in self._running else self._searches[key].gateway
 
     def seats(self) -> int:
         """Sequences that run or were swapped out, or may run at any moment."""
         searching = sum(search.order.branches() for search in self._searches.values())
-        return searching + sum(len(each.sequences) for each in self._running.values())
+        return searching + len(self._by_sequence)
 
     def begin(
         self, reservation: Reservation, first_tokens: FirstTokens, table: BlockTable, credit: Credit
@@ -61,7 +65,9 @@ class Answers:
         else:
             size = self._block_size
             sequences = run_choices(self._core, reservation, first_tokens, table, credit, block_size=size)
-            self._running[order.key] = Running(gateway=reservation.gateway, order=order, sequences=sequences)
+            running = Running(gateway=reservation.gateway, order=order, sequences=sequences)
+            self._running[order.key] = running
+            self._by_sequence.update((each.id, running) for each in sequences.values())
 
     def hear(self, key: AttemptKey, output: Output) -> list[TokenReport]:
         """A search took a step; when it was the last one, its answers are complete all at once."""
@@ -77,6 +83,7 @@ class Answers:
         if choice not in sequences:
             return
         sequence = self._core.detach(sequences.pop(choice).id)
+        del self._by_sequence[sequence.id]
         if sequence.credit is not None:
             self._core.pool.waive(sequence.credit)
         if sequence.table is not None:
@@ -84,9 +91,11 @@ class Answers:
         if not sequences:
             del self._running[key]
 
-    def forget(self, key: AttemptKey) -> None:
-        """Its only sequence is not in the engine any more."""
-        assert len(self._running.pop(key).sequences) == 1, "of several sequences none is given up"
+    def forget(self, sequence_id: SequenceId) -> None:
+        """It is the only one of its attempt, and not in the engine any more."""
+        running = self._by_sequence.pop(sequence_id)
+        del self._running[running.order.key]
+        assert len(running.sequences) == 1, "of several sequences none is given up"
 
     def end(self, key: AttemptKey) -> None:
         """All of it goes on no more."""

@@ -26,18 +26,23 @@ class DecodePolicy:
     passing_s: float = 2.0
 
     def plan(self, view: View, now: float) -> Plan:
-        generating = _by_arrival(one for one in view.running if one.uncomputed == 1)
-        reading = _by_arrival(one for one in view.running if one.uncomputed > 1)
-        missing = sum(one.blocks_to_continue for one in generating) - view.available_blocks
-        given_up = victims(generating, missing) if missing > 0 else []
-        free = view.available_blocks + sum(one.blocks_freed for one in given_up)
-        going = _while_blocks_last((one for one in generating if one not in given_up), free)
-        back, started = ([], []) if missing > 0 else self._entering(view, now)
-        work = [Work(id=one.id, count=1) for one in (*going, *back)]
+        generating = [one for one in view.running if one.uncomputed == 1]
+        reading = [one for one in view.running if one.uncomputed > 1]
+        missing = sum([one.blocks_to_continue for one in generating]) - view.available_blocks
+        given_up: list[SequenceView] = []
+        back: list[SequenceView] = []
+        started: list[SequenceView] = []
+        if missing > 0:
+            given_up = victims(generating, missing)
+            free = view.available_blocks + sum(one.blocks_freed for one in given_up)
+            generating = _while_blocks_last((one for one in generating if one not in given_up), free)
+        elif view.waiting or view.swapped:
+            back, started = self._entering(view, now)
+        work = [Work(one.id, 1) for one in (*generating, *back)]
         budget = TokenBudget(self._prompt_tokens(view, len(work), len(reading) + len(started)))
-        prompts = (Work(id=one.id, count=budget.take(one.uncomputed)) for one in (*reading, *started))
+        prompts = (Work(id=one.id, tokens=budget.take(one.uncomputed)) for one in (*reading, *started))
         return Plan(
-            work=(*work, *(each for each in prompts if each.count > 0)),
+            work=(*work, *(each for each in prompts if each.tokens > 0)),
             preempt=tuple(one.id for one in given_up),
         )
 

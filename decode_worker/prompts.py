@@ -1,8 +1,10 @@
 """Prompts that are computed here, for orders that came without a ticket: the sequence of each, up to its first token.
 
-Called by the worker on the step thread. Books every token that it computes; knows nothing of what goes on afterwards.
+Called by the worker on the step thread. Books what became of every token of them; knows nothing of what goes on
+afterwards.
 """
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 from decode_worker.adoption import prompt_sequence
@@ -42,10 +44,15 @@ class Prompts:
         self._prompts[reservation.order.key] = Prompt(sequence=sequence)
         self._core.adopt(sequence)
 
-    def advance(self, key: AttemptKey, progress: Progress) -> None:
-        tokens = progress.sequence.computed - progress.first_position
-        self._prompts[key].computed += tokens
-        self._books.compute(tokens)
+    def advance(self, progress: Iterable[Progress]) -> int:
+        """What a step computed. Returns the tokens that were for prompts, which are booked here when they end."""
+        total = 0
+        for sequence, tokens in progress if self._prompts else ():
+            prompt = self._prompts.get(AttemptKey(request_id=sequence.id[0], attempt=sequence.id[1]))
+            if prompt is not None:
+                prompt.computed += tokens
+                total += tokens
+        return total
 
     def finish(self, key: AttemptKey) -> Sequence:
         """It has its first token. The caller now answers for its table and its credit."""

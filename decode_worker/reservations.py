@@ -159,7 +159,6 @@ class Reservations:
         return SequenceView(
             id=reservation.id(),
             uncomputed=known - reservation.chain.tokens_in(match.blocks),
-            length=known,
             blocks_to_start=reservation.blocks_to_start() - match.owned,
             blocks_to_end=reservation.blocks_max - reservation.blocks_to_start(),
             arrived=reservation.arrived,

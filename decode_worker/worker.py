@@ -12,7 +12,6 @@ from decode_worker.answers import Answers
 from decode_worker.policy import DecodePolicy
 from decode_worker.prompts import Prompts
 from decode_worker.reservations import Name, Reservation, Reservations, ReservationState
-from decode_worker.search import Search
 from engine.cache.block_pool import Credit, Ledger
 from engine.cache.block_table import BlockTable
 from engine.cache.kv_cache import KVCache
@@ -39,7 +38,8 @@ from service.token_books import TokenBooks, TokenCounts, Waste
 
 
 class DecodeWorker:
-    """tell: gives reports for a gateway to the rim; never blocks. clock: seconds, monotonic."""
+    """tell: gives reports for a gateway to the rim; never blocks. clock: seconds, monotonic.
+    borrowed_s: seconds that cores of other workers have computed here."""
 
     def __init__(
         self,
@@ -52,6 +52,7 @@ class DecodeWorker:
         tell: Callable[[str, Report], None],
         clock: Callable[[], float],
         queue_requests_max: int,
+        borrowed_s: Callable[[], float] = lambda: 0.0,
     ) -> None:
         self._core = core
         self._policy = policy
@@ -61,6 +62,7 @@ class DecodeWorker:
         self._tell = tell
         self._clock = clock
         self._queue_requests_max = queue_requests_max
+        self._borrowed_s = borrowed_s
         self._reservations = Reservations(core.pool)
         self._names: dict[AttemptKey, Name] = {}
         self._answers = Answers(core, cache.layout.block_size)
@@ -107,14 +109,9 @@ class DecodeWorker:
 
         What is computed of a prompt is delivered with its first token; each token after it yields one at once.
         """
-        for progress in result.progress:
-            key = _key(progress.sequence.id)
-            if key in self._prompts:
-                self._prompts.advance(key, progress)
-            else:
-                computed = progress.sequence.computed - progress.first_position
-                self._books.compute(computed)
-                self._books.deliver(computed)
+        computed = sum([count for _, count in result.progress])
+        self._books.compute(computed)
+        self._books.deliver(computed - self._prompts.advance(result.progress))
         for output in result.outputs:
             self._sampled(output)
         for sequence in result.preempted:
@@ -149,7 +146,7 @@ class DecodeWorker:
         return self._books.counts(live=self._prompts.computed())
 
     def load(self, step: int) -> WorkerLoad:
-        view, pace = self._core.view(), self._core.pace
+        pace = self._core.pace
         asking = self._reservations.asking()
         seats = self._answers.seats() + self._reservations.seats()
         queued = sum(self._reservations.view(each).uncomputed for each in asking if each.ticket is None)
@@ -158,11 +155,12 @@ class DecodeWorker:
             running_sequences=seats,
             waiting_sequences=len(asking),
             waiting_tokens=self._prompts.uncomputed() + queued,
-            free_blocks=view.available_blocks,
+            free_blocks=self._core.pool.available,
             total_blocks=self._core.pool.total,
             finished_sequences=self._finished_sequences,
             step_ms=pace.steps.each_s() * 1000,
             prompt_token_ms=pace.tokens.each_s() * 1000,
+            borrowed_core_ms=int(self._borrowed_s() * 1000),
         )
 
     def _ask(self, gateway: str, order: SequenceOrder, ticket: Ticket | None) -> None:
@@ -273,17 +271,25 @@ class DecodeWorker:
         self._tell(reservation.gateway, AdoptedReport(key=reservation.order.key))
 
     def _sampled(self, output: Output) -> None:
-        key = _key(output.sequence.id)
+        sequence, position, sampled, _ = output
+        running = self._answers.running(sequence.id)
+        if running is not None:
+            order, choice = running.order, sequence.id[2]
+            self._token(running.gateway, order, choice, position, sampled, sequence.end_reason)
+            if sequence.end_reason is not None:
+                self._answers.leave(order.key, choice)
+            return
+        key = _key(sequence.id)
         if key in self._prompts:
             self._first_tokens(key, output)
-            return
-        answer = self._answers.of(key)
-        if isinstance(answer, Search):
-            for report in self._answers.hear(key, output):
-                self._finished_sequences += report.end is not None
-                self._tell(answer.gateway, report)
-        elif self._token(answer.gateway, answer.order, output.sequence.id[2], output, output.sampled):
-            self._answers.leave(key, output.sequence.id[2])
+        else:
+            self._hypothesis(key, output)
+
+    def _hypothesis(self, key: AttemptKey, output: Output) -> None:
+        gateway = self._answers.gateway_of(key)
+        for report in self._answers.hear(key, output):
+            self._finished_sequences += report.end is not None
+            self._tell(gateway, report)
 
     def _first_tokens(self, key: AttemptKey, output: Output) -> None:
         """A prompt was computed here. What goes on from it does so as if it had been handed over."""
@@ -296,8 +302,10 @@ class DecodeWorker:
         del self._names[key]
         drawn = zip(order.choices, (output.sampled, *output.twins), strict=True)
         for choice, token in drawn if order.beam is None else ():
-            ended = self._token(reservation.gateway, order, choice.index, output, token)
-            if not ended and choice.index not in reservation.unwanted:
+            end = sequence.stop.end_with(token.token, output.position + 1)
+            cached = sequence.cached
+            self._token(reservation.gateway, order, choice.index, output.position, token, end, cached)
+            if end is None and choice.index not in reservation.unwanted:
                 going_on.append((choice.index, token.token))
         if going_on or order.beam is not None:
             self._go_on(reservation, tuple(going_on), sequence.table, sequence.credit)
@@ -305,22 +313,21 @@ class DecodeWorker:
             self._core.pool.waive(sequence.credit)
             self._core.pool.release(sequence.table)
 
-    def _token(self, gateway: str, order: SequenceOrder, choice: int, output: Output, token: Sampled) -> bool:
-        """Tell one choice's next token. Returns whether it was its last one."""
-        end = output.sequence.stop.end_with(token.token, output.position + 1)
-        report = TokenReport(
-            key=order.key,
-            choice=choice,
-            position=output.position - order.prompt_tokens,
-            token_id=token.token,
-            logprob=token.logprob,
-            top=token.top,
-            end=_END[end] if end else None,
-            cached_tokens=output.sequence.cached,
-        )
-        self._tell(gateway, report)
+    def _token(
+        self,
+        gateway: str,
+        order: SequenceOrder,
+        choice: int,
+        position: int,
+        sampled: Sampled,
+        reason: EndReason | None,
+        cached: int = 0,
+    ) -> None:
+        """Tell one choice's next token. reason: why it is its last one."""
+        end = _END[reason] if reason else None
+        place, (token, logprob, top) = position - order.prompt_tokens, sampled
+        self._tell(gateway, TokenReport(order.key, place, token, logprob, top, end, cached, choice))
         self._finished_sequences += end is not None
-        return end is not None
 
     def _give_back(self, sequence: Sequence) -> None:
         """It goes on elsewhere, or here when there is room again: its gateway has all that it takes."""
@@ -330,7 +337,7 @@ class DecodeWorker:
             self._prompts.forget(key, Waste.PREEMPTED)
             self._reservations.withdraw(self._names.pop(key))
         else:
-            self._answers.forget(key)
+            self._answers.forget(sequence.id)
         given_up = EndedReport(
             key=key, cause=cause, detail="its blocks were needed", preemptions=sequence.preemptions
         )
@@ -361,7 +368,7 @@ class DecodeWorker:
 
     def _gateway_of(self, key: AttemptKey) -> str:
         if key in self._answers:
-            return self._answers.of(key).gateway
+            return self._answers.gateway_of(key)
         reservation = self._reservations.find(self._names[key])
         assert reservation is not None
         return reservation.gateway

@@ -5,7 +5,7 @@ nothing. The core validates the plan and moves the blocks; one place asserts mem
 """
 
 from dataclasses import dataclass
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 from engine.scheduling.pace import Pace
 from engine.sequence import SequenceId
@@ -27,7 +27,6 @@ class SequenceView:
 
     id: SequenceId
     uncomputed: int
-    length: int
     blocks_to_start: int
     arrived: float
     coming: int = 0
@@ -52,12 +51,11 @@ class View:
     pace: Pace = Pace()  # noqa: RUF009 (a value)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Work:
-    """Compute the next `count` uncomputed tokens of a sequence; count is in [1, uncomputed]."""
+class Work(NamedTuple):
+    """Compute the next so many uncomputed tokens of a sequence; tokens is in [1, uncomputed]."""
 
     id: SequenceId
-    count: int
+    tokens: int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

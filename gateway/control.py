@@ -108,6 +108,7 @@ def _status(role: pb.WorkerRole, worker: WorkerRecord) -> pb.WorkerStatus:
         total_blocks=welcome.total_blocks,
         finished_sequences=load.finished_sequences,
         reason=worker.reason,
+        borrowed_core_ms=load.borrowed_core_ms,
     )
 
 

@@ -27,6 +27,7 @@ from gateway.worker_pool import WorkerPool, WorkerRecord
 from kvtransfer.ticket import key_check
 from service import server
 from service.config import DEFAULT_MODEL, GatewayOptions
+from service.garbage import freeze_garbage
 from service.health import Health
 from service.metrics import Metrics, Pool
 from service.model_source import resolve_model
@@ -144,6 +145,7 @@ class _Gateway:
             async with asyncio.timeout(STRAGGLERS_WAIT_S):
                 while not (self._prefills.all_ready() and self._decodes.all_ready()):
                     await self._orchestrator.next_change().wait()
+        freeze_garbage()
         grpc_address = f"{self._options.grpc_host}:{grpc_port}"
         announce({"grpc": grpc_address, "http": f"http://{self._options.http_host}:{http_port}"})
 
@@ -175,6 +177,7 @@ class _Gateway:
             running=load.running_sequences,
             waiting=load.waiting_sequences,
             kv_usage=used,
+            borrowed_s=load.borrowed_core_ms / 1000,
         )
 
     async def _watch_load(self) -> None:

@@ -52,7 +52,8 @@ class Attempt:
 
 
 class PrefillWorker:
-    """tell: gives reports for a gateway to the rim; never blocks. clock: seconds, monotonic."""
+    """tell: gives reports for a gateway to the rim; never blocks. clock: seconds, monotonic.
+    borrowed_s: seconds that cores of other workers have computed here."""
 
     def __init__(
         self,
@@ -63,6 +64,7 @@ class PrefillWorker:
         tell: Callable[[str, Report], None],
         clock: Callable[[], float],
         queue_requests_max: int,
+        borrowed_s: Callable[[], float] = lambda: 0.0,
     ) -> None:
         self._core = core
         self._cache = cache
@@ -70,6 +72,7 @@ class PrefillWorker:
         self._tell = tell
         self._clock = clock
         self._queue_requests_max = queue_requests_max
+        self._borrowed_s = borrowed_s
         self._holds = Holds(core.pool)
         self._attempts: dict[AttemptKey, Attempt] = {}
         self._by_ticket: dict[bytes, Attempt] = {}
@@ -142,6 +145,7 @@ class PrefillWorker:
             free_blocks=view.available_blocks,
             total_blocks=self._core.pool.total,
             finished_sequences=self._finished_sequences,
+            borrowed_core_ms=int(self._borrowed_s() * 1000),
             prompt_token_ms=pace.tokens.each_s() * 1000,
             hand_off_token_ms=self._hand_off_pace.each_s() * 1000,
         )
@@ -167,9 +171,8 @@ class PrefillWorker:
     def _enter(self, progress: Progress) -> None:
         """Book what the last step computed, and push the blocks it filled; the transport reads them in place."""
         attempt = self._attempts[_key(progress.sequence.id)]
-        tokens = progress.sequence.computed - progress.first_position
-        attempt.computed += tokens
-        self._books.compute(tokens)
+        attempt.computed += progress.tokens
+        self._books.compute(progress.tokens)
         self._push(attempt, progress.sequence.computed // self._cache.layout.block_size)
 
     def _push(self, attempt: Attempt, until: int) -> None:

@@ -22,6 +22,7 @@ from pydantic import (
 )
 
 from service import flags, units
+from service.core_board import SEATS_MAX
 
 ENVIRONMENT_PREFIX = "CROSSDOCK_"
 
@@ -103,7 +104,11 @@ class EngineOptions(ModelOptions):
         0, description="bytes of host memory for sequences whose blocks are needed, for example 4GiB; 0: none"
     )
     enable_prefix_caching: bool = Field(True, description="keep computed prefixes for later requests")
-    threads: int = Field(1, ge=1, description="cores that one worker computes on")
+    threads: int | None = Field(
+        None,
+        ge=1,
+        description="cores that one worker computes on; default: its --cores, of which `serve` deals each its share",
+    )
     seed: int = Field(0, description="of everything random that a request does not seed")
 
 
@@ -137,6 +142,11 @@ class WorkerOptions(EngineOptions, Options):
     ticket_key: Key = Field(description="key of the tickets, hexadecimal or @file; best in the environment")
     queue_requests_max: int = Field(512, ge=1, description="requests that may wait here")
     cores: Cores | None = Field(None, description="cores to run on, for example 0,1")
+    core_board: Path | None = Field(
+        None,
+        description="where `serve` has the workers of a machine say whether their cores are free for others",
+    )
+    core_seat: int = Field(0, ge=0, lt=SEATS_MAX, description="number of this worker on the --core-board")
 
     def kv_backends(self) -> tuple[str, ...]:
         """The backends of torch.distributed that were asked for, best first."""
@@ -180,6 +190,9 @@ class ServeOptions(EngineOptions, FrontOptions):
     prefill: int = Field(1, ge=1, description="prefill workers")
     decode: int = Field(1, ge=1, description="decode workers")
     cores: Cores | None = Field(None, description="cores dealt to the workers; default: all of this process")
+    lend_cores: bool = Field(
+        True, description="let a worker compute with the cores of those that rest as well"
+    )
     prefill_engine: EngineOptions = Field(json_schema_extra={flags.PREFIX: "prefill"})
     decode_engine: EngineOptions = Field(json_schema_extra={flags.PREFIX: "decode"})
 

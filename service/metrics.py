@@ -24,6 +24,9 @@ class Metrics:
         self._running = self._gauge("crossdock_num_requests_running", "Sequences in the running batch")
         self._waiting = self._gauge("crossdock_num_requests_waiting", "Sequences not yet scheduled")
         self._usage = self._gauge("crossdock_kv_cache_usage_perc", "KV blocks in use, 1 is all of them")
+        self._borrowed = self._gauge(
+            "crossdock_borrowed_core_seconds", "What cores of other workers have computed for this one"
+        )
         self._first_token = Histogram(
             "crossdock_time_to_first_token_seconds",
             "From acceptance to the first token",
@@ -42,15 +45,18 @@ class Metrics:
         self._prompt_tokens = self._counter("crossdock_prompt_tokens", "Tokens in prompts", ["pool"])
         self._generated = self._counter("crossdock_generation_tokens", "Tokens generated", ["pool"])
 
-    def set_load(self, pool: Pool, worker: str, *, running: int, waiting: int, kv_usage: float) -> None:
-        """kv_usage: in [0, 1]."""
+    def set_load(
+        self, pool: Pool, worker: str, *, running: int, waiting: int, kv_usage: float, borrowed_s: float
+    ) -> None:
+        """kv_usage: in [0, 1]. borrowed_s: seconds of one core."""
         self._running.labels(pool, worker).set(running)
         self._waiting.labels(pool, worker).set(waiting)
         self._usage.labels(pool, worker).set(kv_usage)
+        self._borrowed.labels(pool, worker).set(borrowed_s)
 
     def forget(self, pool: Pool, worker: str) -> None:
         """Shows a worker that is gone no longer."""
-        for gauge in (self._running, self._waiting, self._usage):
+        for gauge in (self._running, self._waiting, self._usage, self._borrowed):
             gauge.remove(pool, worker)
 
     def observe_first_token(self, pool: Pool, seconds: float) -> None:

@@ -13,6 +13,7 @@ import grpc
 import structlog
 
 from service.config import WorkerOptions
+from service.garbage import freeze_garbage
 from service.health import Health
 from service.readiness import Field, announce
 from service.server import Cleanup, bind, create_server, run_until_signal
@@ -47,6 +48,7 @@ async def serve_worker(options: WorkerOptions, service: WorkerService) -> None:
     await health.set_ready(True)
     reporter = asyncio.create_task(service.rim.report_load())
     address = f"{options.listen.rpartition(':')[0]}:{port}" if port else options.listen
+    freeze_garbage()
     announce({"grpc": address, **service.facts})
     try:
         await run_until_signal(

@@ -5,6 +5,7 @@ common (hello, cancel, audit, drain, load); what a role has of its own is its se
 """
 
 import asyncio
+from collections import defaultdict
 from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
@@ -76,7 +77,7 @@ class WorkerRim:
         )
         self._loop = loop
         self._sessions: dict[str, Outbox[Response]] = {}
-        self._pending: list[tuple[str, Report]] = []
+        self._pending: dict[str, list[Report]] = defaultdict(list)
         self._moved = asyncio.Event()
         self._drained = False
         self.load = WorkerLoad()
@@ -84,12 +85,12 @@ class WorkerRim:
 
     def tell(self, gateway: str, report: Report) -> None:
         """Note a report for a gateway. Step thread."""
-        self._pending.append((gateway, report))
+        self._pending[gateway].append(report)
 
     def flush(self, load: WorkerLoad, changes: CacheChanges = UNCHANGED) -> None:
         """Send what was noted since the last flush; the tokens for a gateway in one message. changes: of what is
         cached, since the last flush. Step thread."""
-        pending, self._pending = self._pending, []
+        pending, self._pending = self._pending, defaultdict(list)
         with suppress(RuntimeError):  # the loop is closed: the process is ending, nobody listens
             self._loop.call_soon_threadsafe(self._deliver, pending, load, changes)
 
@@ -222,16 +223,13 @@ class WorkerRim:
         with suppress(RuntimeError):  # as in flush
             self._loop.call_soon_threadsafe(self._send, gateway, *messages)
 
-    def _deliver(self, pending: list[tuple[str, Report]], load: WorkerLoad, changes: CacheChanges) -> None:
+    def _deliver(self, pending: Mapping[str, list[Report]], load: WorkerLoad, changes: CacheChanges) -> None:
         """What is cached goes first: whoever hears of a result knows what it left behind."""
         self.load = load
         self._moved.set()
         self._cache.change(changes)
         self._cache.catch_up()
-        by_gateway: dict[str, list[Report]] = {}
-        for gateway, report in pending:
-            by_gateway.setdefault(gateway, []).append(report)
-        for gateway, reports in by_gateway.items():
+        for gateway, reports in pending.items():
             self._send(gateway, *encode(reports, load.step, self._response))
 
     def _send(self, gateway: str, *messages: Response) -> None:

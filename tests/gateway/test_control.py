@@ -121,7 +121,9 @@ async def test_the_status_shows_every_worker_and_what_it_is_said_to_do():
     scene = Scene(refusal=lambda welcome: "too blue" if welcome.worker_id == "blue" else None)
     scene.p.join("blue")
     scene.d.join("dora", epoch=99)
-    scene.d.load(running_sequences=3, waiting_sequences=4, free_blocks=5, finished_sequences=6)
+    scene.d.load(
+        running_sequences=3, waiting_sequences=4, free_blocks=5, finished_sequences=6, borrowed_core_ms=7
+    )
     with scene.admission.enter():
         answer = await scene.control.GetStatus(pb.GetStatusRequest(), Context())
     first, second = answer.workers
@@ -135,6 +137,7 @@ async def test_the_status_shows_every_worker_and_what_it_is_said_to_do():
     assert (second.role, second.state, second.epoch) == (pb.WORKER_ROLE_DECODE, pb.WORKER_STATE_READY, 99)
     assert (second.running_sequences, second.waiting_sequences) == (3, 4)
     assert (second.free_blocks, second.total_blocks, second.finished_sequences) == (5, 100, 6)
+    assert second.borrowed_core_ms == 7
     scene.d.record.drain()
     scene.p.leave()
     answer = await scene.control.GetStatus(pb.GetStatusRequest(), Context())

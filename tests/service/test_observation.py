@@ -74,7 +74,7 @@ def samples(metrics: Metrics) -> dict[tuple[str, ...], float]:
 
 def test_a_scrape_shows_the_names_that_users_know():
     metrics = Metrics()
-    metrics.set_load("decode", "decode-0", running=3, waiting=2, kv_usage=0.25)
+    metrics.set_load("decode", "decode-0", running=3, waiting=2, kv_usage=0.25, borrowed_s=1.5)
     metrics.observe_first_token("gateway", 0.3)
     metrics.observe_per_token("gateway", 0.02)
     metrics.count_request("stop")
@@ -83,6 +83,7 @@ def test_a_scrape_shows_the_names_that_users_know():
     assert shown["crossdock_num_requests_running", "decode", "decode-0"] == 3
     assert shown["crossdock_num_requests_waiting", "decode", "decode-0"] == 2
     assert shown["crossdock_kv_cache_usage_perc", "decode", "decode-0"] == 0.25
+    assert shown["crossdock_borrowed_core_seconds", "decode", "decode-0"] == 1.5
     assert shown["crossdock_time_to_first_token_seconds_count", "gateway"] == 1
     assert shown["crossdock_time_per_output_token_seconds_sum", "gateway"] == pytest.approx(0.02)
     assert shown["crossdock_requests_total", "stop"] == 1
@@ -92,7 +93,7 @@ def test_a_scrape_shows_the_names_that_users_know():
 
 def test_a_worker_that_is_gone_is_not_shown():
     metrics = Metrics()
-    metrics.set_load("decode", "decode-0", running=3, waiting=2, kv_usage=0.25)
+    metrics.set_load("decode", "decode-0", running=3, waiting=2, kv_usage=0.25, borrowed_s=1.5)
     metrics.forget("decode", "decode-0")
     assert not [labels for labels in samples(metrics) if "decode-0" in labels]
 

@@ -50,8 +50,20 @@ LEDGER_MUTANTS = (
         {"len(fresh) <= self.available": "True"},
         NONE,
     ),
-    Mutant("every block is writable", BlockPool, "writable", {"self._references[block] == 1": "True"}, NONE),
-    Mutant("a published block is writable", BlockPool, "writable", {"block not in self.index": "True"}, NONE),
+    Mutant(
+        "every block is writable",
+        BlockPool,
+        "unwritable",
+        {"(counts == 1).all()": "True", "counts[at] != 1": "False"},
+        NONE,
+    ),
+    Mutant(
+        "a published block is writable",
+        BlockPool,
+        "unwritable",
+        {"self.index.which(blocks.tolist())": "set()"},
+        NONE,
+    ),
     Mutant(
         "a block that is about to be written stays shared",
         BlockPool,

@@ -69,11 +69,10 @@ MUTANTS = (
     Mutant(
         "a block that choices share is written in place",
         EngineCore,
-        "_unshared",
+        "_batch",
         {
-            "first < len(table) and self.pool.shared(table, first)": "False",
-            "elif first < len(table)": "elif False",
-            "assert all(self.pool.writable(table, at) for at in range(first, len(table)))": "pass",
+            "self._unshared(runs, self._rows.at(rows, firsts // size))": "()",
+            "not self.pool.unwritable(batch.slots // size)": "True",
         },
         CANCELS,
     ),

@@ -104,7 +104,8 @@ def test_answers_that_outgrow_the_pool_together_are_given_up_and_resumed_exactly
 def test_an_answer_that_is_given_up_at_any_position_goes_on_through_the_gateway(length, monkeypatch):
     """Case 51 and case 52."""
     policy = Forcing(DecodePolicy(budget_tokens=64, seats=8), length)
-    monkeypatch.setattr(DecodeProcess, "make_policy", lambda process: policy)
+    made = lambda process: policy.watch(process)  # noqa: E731, PLW0108 (a function, so that it binds)
+    monkeypatch.setattr(DecodeProcess, "make_policy", made)
     world = World(quiet([replace(wish(1, 10, 14), temperature=1.0, seed=77)]))
     world.run()
     (client,) = world.clients

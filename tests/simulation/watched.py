@@ -12,6 +12,7 @@ from engine.core import EngineCore
 from kvtransfer.events import Closed, Opened, Received
 from kvtransfer.source_endpoint import TransferSource
 from kvtransfer.target_endpoint import TransferTarget
+from tests.fakes.batches import items_of
 from tests.fakes.hash_model import POSITION_BYTES, HashRunner, positions_of
 
 POISON = 0xDD
@@ -162,7 +163,7 @@ class WatchedRunner(HashRunner):
             if copy.source not in self._pool.index or not self._pool.owners[copy.source]:
                 self._require_ready(copy.source, written=False)
             self._require_ready(copy.target, written=True)
-        for item in batch.items:
+        for item in items_of(batch, self._size):
             for place, block in enumerate(item.block_table):
                 self._require_ready(block, written=(place + 1) * self._size > item.first_position)
         self._process.world.counts["steps"] += 1
@@ -186,7 +187,7 @@ class PacedCore(EngineCore):
 
     def measured(self, result, seconds):
         step_s, token_s = self._pace_s
-        runs = [each.sequence.computed - each.first_position for each in result.progress]
+        runs = [tokens for _, tokens in result.progress]
         prompts = sum(run for run in runs if run > 1)
         super().measured(result, step_s * (1 in runs) + token_s * prompts)
 

@@ -127,7 +127,7 @@ class PairModel:
         policy = PrefillPolicy(budget_tokens=PROMPT_POLICY_TOKENS, seats=self.seats, passing_s=self.passing_s)
         for work in policy.plan(view, NOW).work:
             one = state[work.id[1]]
-            computed = one.computed + work.count
+            computed = one.computed + work.tokens
             one = replace(one, phase=Phase.COMPUTING, computed=computed)
             if computed == one.tokens:
                 answered = one.tokens == self.limits[work.id[1]][1] - 1
@@ -166,7 +166,7 @@ class PairModel:
             state = self._give_up(state, number)
         for work in plan.work:
             if state[work.id[1]].phase is Phase.READING:
-                state = self._read(state, work.id[1], work.count, work.id[1] == stops)
+                state = self._read(state, work.id[1], work.tokens, work.id[1] == stops)
             else:
                 state = self._token(state, work.id[1], work.id[1] == stops)
             self._require_sound(state)
@@ -262,7 +262,7 @@ class PairModel:
 
     def _view(self, number, one, **counts):
         counts = {"blocks_to_start": 0, **counts}
-        return SequenceView(id=("", number, 0), length=one.tokens, arrived=float(number), **counts)
+        return SequenceView(id=("", number, 0), arrived=float(number), **counts)
 
     def _decode(self):
         return DecodePolicy(budget_tokens=8, seats=self.seats, passing_s=self.passing_s)

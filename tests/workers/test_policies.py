@@ -7,11 +7,10 @@ from engine.scheduling.pace import Pace, Rate
 from prefill_worker.policy import PrefillPolicy
 
 
-def view_of(name, uncomputed, *, length=None, blocks=0, arrived=0.0):
+def view_of(name, uncomputed, *, blocks=0, arrived=0.0):
     return SequenceView(
         id=(name, 1, 0),
         uncomputed=uncomputed,
-        length=length or uncomputed,
         blocks_to_start=blocks,
         arrived=arrived,
     )
@@ -19,7 +18,7 @@ def view_of(name, uncomputed, *, length=None, blocks=0, arrived=0.0):
 
 def planned(policy, waiting=(), running=(), blocks=100, now=0.0):
     plan = policy.plan(View(waiting=tuple(waiting), running=tuple(running), available_blocks=blocks), now)
-    return {work.id[0]: work.count for work in plan.work}
+    return {work.id[0]: work.tokens for work in plan.work}
 
 
 PREFILL = PrefillPolicy(budget_tokens=100, seats=4, ageing_tokens_per_s=10.0, passing_s=2.0)
@@ -89,7 +88,7 @@ def test_prompts_make_a_step_that_generates_longer_by_a_quarter_at_most(prompts,
     running = [view_of(f"g{n}", 1, arrived=-1.0) for n in range(generating)]
     running += [view_of(f"p{n:02}", left) for n, left in enumerate(prompts)]
     view = View(waiting=(), running=tuple(running), available_blocks=100, pace=STEPS_OF_TEN_TOKENS)
-    work = {each.id[0]: each.count for each in policy.plan(view, 0.0).work}
+    work = {each.id[0]: each.tokens for each in policy.plan(view, 0.0).work}
     assert [work.get(f"p{n:02}", 0) for n in range(len(prompts))] == expected
     assert all(work[f"g{n}"] == 1 for n in range(generating))
 
@@ -112,7 +111,6 @@ def running(name, *, needs=0, frees=1, cost=10, arrived=0.0, steadfast=False, gr
     return SequenceView(
         id=(name, 1, 0),
         uncomputed=1,
-        length=10,
         blocks_to_start=0,
         arrived=arrived,
         blocks_to_continue=needs,
@@ -180,7 +178,7 @@ def test_nobody_comes_in_while_blocks_are_short_and_who_was_swapped_out_comes_fi
 def test_headroom_keeps_a_share_of_what_everybody_may_still_need(share, names):
     """Those that run may yet need forty blocks; each new one needs twelve, and up to thirty more."""
     asking = tuple(
-        SequenceView(id=(n, 1, 0), uncomputed=9, length=9, blocks_to_start=12, blocks_to_end=30, arrived=0.0)
+        SequenceView(id=(n, 1, 0), uncomputed=9, blocks_to_start=12, blocks_to_end=30, arrived=0.0)
         for n in "abcdefg"
     )
     room = Room(free_blocks=100, seats=5, growing_blocks=40, headroom=share)
@@ -217,7 +215,7 @@ def test_a_big_reservation_is_granted_in_a_bounded_time_however_many_small_ones_
 def test_those_that_are_passed_by_take_no_seat():
     """Case 45."""
     coming = [
-        SequenceView(id=(f"c{n}", 1, 0), uncomputed=9, length=9, blocks_to_start=1, arrived=0.0, coming=8)
+        SequenceView(id=(f"c{n}", 1, 0), uncomputed=9, blocks_to_start=1, arrived=0.0, coming=8)
         for n in range(6)
     ]
     others = [view_of(f"o{n}", 9, blocks=1, arrived=1.0) for n in range(6)]

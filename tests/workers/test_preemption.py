@@ -18,7 +18,7 @@ PROMPT = (1, 2, 3, 4, 5)
 
 def bench_that_gives_up(*lengths, swap_blocks=0, blocks=40):
     bench = Bench(blocks)
-    policy = Forcing(DecodePolicy(budget_tokens=16, seats=4), *lengths)
+    policy = Forcing(DecodePolicy(budget_tokens=16, seats=4), *lengths).watch(bench.d)
     bench.d.core._policy = bench.d.worker._policy = policy
     bench.d.core._swap = SwapSpace(bench.d.cache, swap_blocks) if swap_blocks else None
     return bench

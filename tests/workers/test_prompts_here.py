@@ -234,7 +234,7 @@ def test_when_nobody_reads_any_choice_nothing_goes_on(bench, order_of):
 
 def bench_that_gives_up(length, swap_blocks=0):
     bench = Bench()
-    policy = Forcing(DecodePolicy(budget_tokens=3, seats=4), length)
+    policy = Forcing(DecodePolicy(budget_tokens=3, seats=4), length).watch(bench.d)
     bench.d.core._policy = bench.d.worker._policy = policy
     bench.d.core._swap = SwapSpace(bench.d.cache, swap_blocks) if swap_blocks else None
     return bench
