@@ -2,7 +2,8 @@
 
 Every sequence that has one token left to compute gets it, each step, as long as blocks last: generation never waits for
 a prompt, and those that run go before new ones. What is left of the step's budget goes to prompts that are computed
-here, the first that arrived first; a step full of generation leaves them a token, so that they get on.
+here, the first that arrived first, but no more than makes the step a quarter longer, or as much longer as prompts
+outnumber those that generate; a step full of generation leaves them a token, so that they get on.
 """
 
 from collections.abc import Iterable
@@ -11,6 +12,7 @@ from dataclasses import dataclass, replace
 from engine.policy import Plan, SequenceView, View, Work
 from engine.scheduling.admission import Room, fits
 from engine.scheduling.budget import TokenBudget
+from engine.scheduling.pace import STEP_SHARE
 from engine.scheduling.victim import victims
 
 
@@ -37,7 +39,7 @@ class DecodePolicy:
         elif view.waiting or view.swapped:
             back, started = self._entering(view, now)
         work = [Work(one.id, 1) for one in (*generating, *back)]
-        budget = TokenBudget(max(1, self.budget_tokens - len(work)))
+        budget = TokenBudget(self._prompt_tokens(view, len(work), len(reading) + len(started)))
         prompts = (Work(id=one.id, tokens=budget.take(one.uncomputed)) for one in (*reading, *started))
         return Plan(
             work=(*work, *(each for each in prompts if each.tokens > 0)),
@@ -48,6 +50,14 @@ class DecodePolicy:
         """Which of the reservations that ask get what they need to start and a seat now. room: without what waits to
         come back from host memory."""
         return tuple(fits(_by_arrival(asking), room, now, self.passing_s))
+
+    def _prompt_tokens(self, view: View, generating: int, prompts: int) -> int:
+        """Tokens of prompts that are computed beside so many sequences that generate."""
+        left = self.budget_tokens - generating
+        if generating:
+            share = max(STEP_SHARE, (prompts - generating) / generating)
+            left = int(min(left, share * view.pace.tokens_per_step()))
+        return max(1, left)
 
     def _entering(self, view: View, now: float) -> tuple[list[SequenceView], list[SequenceView]]:
         """Those that come back, and when all have come back those that start."""

@@ -23,6 +23,7 @@ from engine.cache.swap_space import SwapSpace
 from engine.policy import Plan, Policy, SequenceView, View
 from engine.sampling import Sampled, Sampler, SampleRow
 from engine.scheduling.headroom import Headroom
+from engine.scheduling.pace import Pace
 from engine.sequence import Event, SamplingParams, Sequence, SequenceId, State
 from engine.views import SequenceViews
 
@@ -84,6 +85,7 @@ class EngineCore:
         self._caching = caching
         self._swap = swap
         self._headroom = headroom
+        self._pace = Pace()
         self._waiting: dict[SequenceId, Sequence] = {}
         self._running: dict[SequenceId, Sequence] = {}
         self._swapped: dict[SequenceId, Sequence] = {}
@@ -103,12 +105,11 @@ class EngineCore:
         self._waiting[sequence.id] = sequence
 
     def adopt(self, sequence: Sequence) -> None:
-        """Take a sequence with its table, its credit and the KV of all tokens but the last already in place. The table
-        may share its blocks with others: the credit then covers one that is written, too."""
+        """Take a sequence with its table, its credit and the KV of its computed tokens already in place. The table may
+        share its blocks with others: the credit then covers one that is written, too."""
         assert sequence.table is not None and sequence.credit is not None
-        assert sequence.uncomputed() == 1, sequence.uncomputed()
+        assert sequence.uncomputed() >= 1, sequence.uncomputed()
         assert len(sequence.table) >= self._views.blocks_for(sequence.computed)
-        assert not sequence.twins, "who begins with the same tokens is adopted beside it"
         self._assert_new(sequence)
         sequence.advance(Event.START)
         self._run(sequence)
@@ -143,6 +144,7 @@ class EngineCore:
             available_blocks=self.pool.available,
             swapped=tuple(self._views.entering(sequence) for sequence in self._swapped.values()),
             headroom=self._headroom.share,
+            pace=self._pace,
         )
 
     def ledger(self) -> Ledger:
@@ -161,6 +163,17 @@ class EngineCore:
     def headroom(self) -> float:
         """See `Headroom`."""
         return self._headroom.share
+
+    @property
+    def pace(self) -> Pace:
+        """See `Pace`."""
+        return self._pace
+
+    def measured(self, result: StepResult, seconds: float) -> None:
+        """Whoever has a clock says how long a step took."""
+        runs = [tokens for _, tokens in result.progress]
+        ones = runs.count(1)
+        self._pace = self._pace.after_step(generating=ones, prompt_tokens=sum(runs) - ones, seconds=seconds)
 
     def swapping(self) -> bool:
         """Whether somebody waits to come back."""

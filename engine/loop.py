@@ -100,7 +100,9 @@ class EngineLoop:
         if self._core.idle():
             return
         self._on_compute()
-        result = self._core.step(self._clock())
+        started = self._clock()
+        result = self._core.step(started)
+        self._core.measured(result, self._clock() - started)
         self._steps += 1
         self._stuck = result.empty()
         self._on_step(result)

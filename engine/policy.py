@@ -7,6 +7,7 @@ nothing. The core validates the plan and moves the blocks; one place asserts mem
 from dataclasses import dataclass
 from typing import NamedTuple, Protocol
 
+from engine.scheduling.pace import Pace
 from engine.sequence import SequenceId
 
 
@@ -40,13 +41,14 @@ class SequenceView:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class View:
     """The engine between two steps, in order of arrival. available_blocks: owned by nobody and not promised to
-    anybody. swapped: given up, and kept in host memory. headroom: see `Headroom`."""
+    anybody. swapped: given up, and kept in host memory. headroom: see `Headroom`. pace: see `Pace`."""
 
     waiting: tuple[SequenceView, ...]
     running: tuple[SequenceView, ...]
     available_blocks: int
     swapped: tuple[SequenceView, ...] = ()
     headroom: float = 0.0
+    pace: Pace = Pace()  # noqa: RUF009 (a value)
 
 
 class Work(NamedTuple):

@@ -165,7 +165,7 @@ class _Gateway:
                 task.cancel()
 
     async def _announce(self, grpc_port: int, http_url: str) -> None:
-        """Say that this process serves: once all workers are there, or some time after a pair is."""
+        """Say that this process serves: once all workers are there, or some time after one is that generates."""
         await self._ready.wait()
         with suppress(TimeoutError):
             async with asyncio.timeout(STRAGGLERS_WAIT_S):
@@ -212,7 +212,7 @@ class _Gateway:
 
     def _changed(self) -> None:
         self._orchestrator.workers_changed()
-        if self._prefills.serves() and self._decodes.serves():
+        if self._decodes.serves():  # they can do without the others
             self._ready.set()
         else:
             self._ready.clear()

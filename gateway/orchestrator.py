@@ -16,10 +16,19 @@ import structlog
 
 from engine.cache.prefix_chain import prefix_scope
 from gateway.admission import Admission
-from gateway.attempt import TOO_LATE, Attempt, AttemptLost, AttemptPreempted, HandOffLost, Target
-from gateway.broken_pairs import BrokenPairs
+from gateway.attempt import (
+    TOO_LATE,
+    Attempt,
+    AttemptLost,
+    AttemptPreempted,
+    HandOffLost,
+    Target,
+    WorkerFailed,
+)
+from gateway.breakers import Breakers
 from gateway.company import Company, Parted
 from gateway.journal import Journal
+from gateway.lifecycle import Phase
 from gateway.mailbox import DeadlinePassed, Mailbox, Turnstile
 from gateway.merge import merge
 from gateway.request import Request, TokenBatch
@@ -64,7 +73,7 @@ class Orchestrator:
         self._randomness = randomness
         self._clock = clock
         self._lease_ms = lease_ms
-        self._broken = BrokenPairs()
+        self._breakers = Breakers()
         self._numbers = count(1)
         self._turnstile = Turnstile()
         self._changed = asyncio.Event()
@@ -182,8 +191,8 @@ class Orchestrator:
         raise InvalidRequest(FieldViolation(field="sampling.beam_width", description=rule))
 
     async def _route(self, company: Company, order: SequenceOrder) -> Route:
-        """The best pair. A first attempt finds one at once or is refused; a later one waits a little: what it lost may
-        be coming back."""
+        """The best workers. A first attempt finds some at once or is refused; a later one waits a little: what it lost
+        may be coming back."""
         request = company.journals[0].request
         give_up = self._clock() + (0 if order.key.attempt == 1 else REROUTE_WAIT_S)
         while True:
@@ -191,11 +200,10 @@ class Orchestrator:
             prefix = company.journals[0].prefix
             route = pick(
                 self._prefills.views(prefix),
-                self._decodes.views(prefix) if order.goes_on() else None,
-                tokens=order.length_limit(),
+                self._decodes.views(prefix),
+                order,
                 tried=company.tried,
-                broken=self._broken.avoided(self._clock()),
-                order=order,
+                broken=self._breakers.avoided(self._clock()),
             )
             if isinstance(route, Route):
                 return route
@@ -222,28 +230,35 @@ class Orchestrator:
         )
 
     def _attempt(self, company: Company, order: SequenceOrder, route: Route) -> Attempt:
-        prefill = self._prefills.take(route.prefill)
-        self._broken.begin(route, self._clock())
+        self._breakers.begin(route, self._clock())
+        prefill = self._prefills.take(route.prefill) if route.prefill is not None else None
+        decode = self._decodes.take(route.decode) if route.decode is not None else None
         target = None
-        if route.decode is not None:
-            decode = self._decodes.take(route.decode)
-            ticket = self._mint(order, prefill, decode)
+        if decode is not None:
+            ticket = self._mint(order, prefill, decode) if prefill is not None else None
             target = Target(worker=decode, ticket=ticket, ticket_key=self._ticket_key)
+        computer = prefill or decode
+        assert computer is not None, "a route has a worker"
         return Attempt(
             journals=company.journals,
             order=order,
             prefill=prefill,
             target=target,
             mailbox=Mailbox(self._turnstile),
-            cached_tokens=prefill.cached_tokens(company.journals[0].prefix),
+            cached_tokens=computer.cached_tokens(company.journals[0].prefix),
         )
 
     def _learn(self, route: Route, attempt: Attempt) -> None:
-        """What the end of an attempt says of its pair."""
-        if attempt.handed_over:
-            self._broken.worked(route)
-        elif isinstance(attempt.failure, HandOffLost):
-            self._broken.failed(route, self._clock())
+        """What the end of an attempt says of its workers. Who refused or gave up has not failed."""
+        if attempt.failure is None and (attempt.handed_over or attempt.phase is Phase.DONE):
+            self._breakers.worked(route.parts())
+        elif attempt.handed_over and route.prefill is not None:
+            self._breakers.worked([route])
+        match attempt.failure:
+            case HandOffLost():
+                self._breakers.failed(route, self._clock())
+            case WorkerFailed(address=address):
+                self._breakers.failed(route.worker(address), self._clock())
 
     def _mint(self, order: SequenceOrder, prefill: WorkerRecord, decode: WorkerRecord) -> Ticket:
         source, target = prefill.welcome, decode.welcome

@@ -115,6 +115,9 @@ class WorkerRecord:
             cached_tokens=self.cached_tokens(prefix),
             block_size=max(1, welcome.block_size),
             frozen=self.frozen,
+            step_ms=self.load.step_ms,
+            prompt_token_ms=self.load.prompt_token_ms,
+            hand_off_token_ms=self.load.hand_off_token_ms,
         )
 
     def look(self) -> None:

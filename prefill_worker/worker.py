@@ -12,6 +12,7 @@ from engine.cache.block_pool import Ledger
 from engine.cache.kv_cache import KVCache
 from engine.cache.prefix_chain import PrefixChain
 from engine.core import EngineCore, Output, Progress, StepResult
+from engine.scheduling.pace import Rate
 from engine.sequence import EndReason, SamplingParams, Sequence, SequenceId, StopRules
 from kvtransfer.errors import Overloaded, Reason, TicketRefused
 from kvtransfer.events import Closed, Committed, Failed, FirstTokens, SourceEvent
@@ -24,6 +25,7 @@ from service.reports import EndCause, EndedReport, HandedOverReport, Report, Tok
 from service.token_books import TokenBooks, TokenCounts, Waste
 from service.worker_counts import PREFIX_HITS, PREFIX_QUERIES, TRANSFER_FAILURES
 
+MEASURED_TOKENS_MIN = 64
 ENDPOINTS_MAX = 8
 ENDPOINT_CHARS_MAX = 256
 
@@ -40,7 +42,7 @@ class HandOff:
 @dataclass(slots=True, kw_only=True)
 class Attempt:
     """One try at a prompt. sequence: None once it is detached. pushed: blocks given to the transport. computed: tokens
-    that were computed for it here."""
+    that were computed for it here. done_at: when the prompt was done and the hand-off was not, in seconds."""
 
     gateway: str
     order: SequenceOrder
@@ -48,6 +50,7 @@ class Attempt:
     sequence: Sequence | None
     pushed: int = 0
     computed: int = 0
+    done_at: float = 0.0
 
 
 class PrefillWorker:
@@ -78,6 +81,7 @@ class PrefillWorker:
         self._finished_sequences = 0
         self._books = TokenBooks()
         self._counts = Counter[str]()
+        self._hand_off_pace = Rate()
 
     def submit(self, gateway: str, order: SequenceOrder, hand_off: HandOff | None) -> None:
         """Take one attempt, once. Refusals are reported; older attempts of the same request are void from now on."""
@@ -115,6 +119,7 @@ class PrefillWorker:
             case Committed():
                 if attempt is not None:
                     self._forget(attempt)
+                    self._measure(attempt)
                     self._books.deliver(attempt.computed)
                     self._tell(attempt.gateway, HandedOverReport(key=attempt.order.key))
                     self._holds.let_go(event.ticket_id)
@@ -139,7 +144,7 @@ class PrefillWorker:
         return dict(self._counts)
 
     def load(self, step: int) -> WorkerLoad:
-        view = self._core.view()
+        view, pace = self._core.view(), self._core.pace
         return WorkerLoad(
             step=step,
             running_sequences=len(self._attempts) - len(view.waiting),
@@ -149,6 +154,8 @@ class PrefillWorker:
             total_blocks=self._core.pool.total,
             finished_sequences=self._finished_sequences,
             borrowed_core_ms=int(self._borrowed_s() * 1000),
+            prompt_token_ms=pace.tokens.each_s() * 1000,
+            hand_off_token_ms=self._hand_off_pace.each_s() * 1000,
         )
 
     def _start(self, gateway: str, order: SequenceOrder, hand_off: HandOff | None) -> None:
@@ -224,10 +231,18 @@ class PrefillWorker:
         assert sequence is not None and sequence.table is not None and sequence.credit is not None
         self._push(attempt, len(sequence.table))
         self._core.detach(sequence.id)
-        attempt.sequence = None
+        attempt.sequence, attempt.done_at = None, self._clock()
         self._core.pool.waive(sequence.credit)
         self._holds.keep(hand_off.ticket.ticket_id, sequence.table)
         self._source.finish(hand_off.ticket.ticket_id, sequence.computed, first_tokens)
+
+    def _measure(self, attempt: Attempt) -> None:
+        """What a hand-off took. A short one says nothing of the link: it is all way and no freight."""
+        assert attempt.hand_off is not None
+        blocks = len(attempt.hand_off.ticket.blocks_to_send())
+        tokens = blocks * self._cache.layout.block_size
+        if tokens >= MEASURED_TOKENS_MIN:
+            self._hand_off_pace = self._hand_off_pace.after(self._clock() - attempt.done_at, tokens)
 
     def _stop(self, gateway: str, key: AttemptKey, waste: Waste) -> None:
         attempt = self._attempts.get(key)

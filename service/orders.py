@@ -118,8 +118,10 @@ class SequenceOrder:
         return self.remaining() > 1 or self.beam is not None
 
     def branches(self) -> int:
-        """Sequences that may run at once."""
-        return len(self.choices) if self.beam is None else self.beam.width
+        """Sequences that may run at once: one as long as all choices stand at the same tokens."""
+        if self.beam is not None:
+            return self.beam.width
+        return len(self.choices) if self.goes_on() else 1
 
     def common_tokens(self) -> int:
         """Tokens from the start whose KV no branch writes: a search computes the last token of the prompt again."""

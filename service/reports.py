@@ -14,6 +14,8 @@ from crossdock.worker.v1 import worker_pb2 as pb
 from service.load import WorkerLoad
 from service.orders import AttemptKey
 
+MEASURED_MS_MAX = 3_600_000.0
+
 
 class BadReport(Exception):
     """A report that no worker of ours makes. The text names the field and the rule."""
@@ -142,6 +144,9 @@ def to_load_report(
         draining=draining,
         frozen=frozen,
         counts=counts,
+        step_ms=load.step_ms,
+        prompt_token_ms=load.prompt_token_ms,
+        hand_off_token_ms=load.hand_off_token_ms,
     )
 
 
@@ -155,7 +160,15 @@ def from_load_report(report: pb.LoadReport) -> WorkerLoad:
         total_blocks=report.total_blocks,
         finished_sequences=report.finished_sequences,
         borrowed_core_ms=report.borrowed_core_ms,
+        step_ms=_measured(report.step_ms),
+        prompt_token_ms=_measured(report.prompt_token_ms),
+        hand_off_token_ms=_measured(report.hand_off_token_ms),
     )
+
+
+def _measured(value: float) -> float:
+    """What no clock can have measured is unknown."""
+    return value if 0.0 < value <= MEASURED_MS_MAX else 0.0
 
 
 def _field(report: Report) -> dict[str, pb.Ended | pb.Reserved | pb.Adopted | pb.HandedOver]:

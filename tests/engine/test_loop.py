@@ -29,6 +29,9 @@ class ScriptedCore:
         self.work -= 1
         return StepResult(progress=("some",))
 
+    def measured(self, result, seconds):
+        self.took = (result, seconds)
+
 
 class Running:
     """A loop over a scripted core, and what it calls, in order."""

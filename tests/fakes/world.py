@@ -198,17 +198,14 @@ class World:
             self._begin(client)
 
     def _begin(self, client):
-        route = pick(
-            [node.record.view() for node in self.prefills],
-            [node.record.view() for node in self.decodes],
-            tokens=client.journal.length_limit(),
-        )
-        assert isinstance(route, Route), route
         client.attempts += 1
         client.journal.begin()
         order = client.journal.order(client.attempts, None)
+        views = [[node.record.view() for node in nodes] for nodes in (self.prefills, self.decodes)]
+        route = pick(*views, order)
+        assert isinstance(route, Route) and route.prefill is not None, route
         source = next(node.record for node in self.prefills if node.record.address == route.prefill)
-        target = next(node.record for node in self.decodes if node.record.address == route.decode)
+        target = next((node.record for node in self.decodes if node.record.address == route.decode), source)
         source.picked = target.picked = sum(each.attempts for each in self.clients)
         right = None
         if client.journal.remaining() > 1:

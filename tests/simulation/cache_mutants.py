@@ -175,7 +175,7 @@ USE_MUTANTS = (
         "a reservation that is gone is waited for",
         Reservations,
         "withdraw",
-        {"self._coming.drop(ticket_id)": "pass"},
+        {"self._coming.drop(name)": "pass"},
         CANCELS,
     ),
 )

@@ -128,15 +128,9 @@ class Client:
 
     def _check_refusal(self):
         """Whoever says that nobody can serve this knows nobody who can."""
-        for role, workers in (("prefill", self.gateway.prefills), ("decode", self.gateway.decodes)):
-            if self.detail.startswith(f"no {role} worker") and (
-                workers.any_ready() or (role == "decode" and self._one_token_is_left())
-            ):
-                self._world.fail("I8", f"request {self.number} ends without need: {self.detail}")
-
-    def _one_token_is_left(self):
-        left = [self.wish.max_tokens - len(choice.tokens) for choice in self.choices]
-        return self.wish.beam is None and 1 in left
+        decodes, prefills = self.gateway.decodes.any_ready(), self.gateway.prefills.any_ready()
+        if decodes or (prefills and self.detail.startswith("no prefill")):
+            self._world.fail("I8", f"request {self.number} ends without need: {self.detail}")
 
     def _check_punctual(self):
         """A deadline is kept, unless something happened to the gateway's own process."""

@@ -10,7 +10,8 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from types import CodeType, FunctionType
 
-from decode_worker.reservations import Reservations
+from decode_worker.prompts import Prompts
+from decode_worker.reservations import Reservation, Reservations
 from decode_worker.worker import DecodeWorker
 from engine.cache.swap_space import SwapSpace
 from engine.core import EngineCore
@@ -35,13 +36,13 @@ CANCELS = (Kind.CANCEL, Kind.SLOW, Kind.STALL_DATA)
 @dataclass(frozen=True)
 class Mutant:
     """edits: texts in the method's source, each there once, and what stands there instead. kinds: faults that show
-    it."""
+    it; None for whatever a history may have, prompts that are computed beside generation among it."""
 
     name: str
     owner: type
     method: str
     edits: dict[str, str]
-    kinds: tuple[Kind, ...]
+    kinds: tuple[Kind, ...] | None
 
     @contextmanager
     def at_large(self):
@@ -223,6 +224,27 @@ MUTANTS = (
         "_adopt",
         {"reservation.state is not ReservationState.BOUND": "False"},
         CANCELS,
+    ),
+    Mutant(
+        "a prompt that is computed beside generation takes all of itself from the cache",
+        Reservation,
+        "links",
+        {" - (self.ticket is None)": ""},
+        None,
+    ),
+    Mutant(
+        "a prompt that ends early keeps its blocks",
+        Prompts,
+        "end",
+        {"self._core.pool.release(prompt.sequence.table)": "pass"},
+        None,
+    ),
+    Mutant(
+        "a prompt that is computed keeps its place",
+        Reservations,
+        "computed",
+        {"reservation.advance(ReservationEvent.ADOPT)": "pass"},
+        None,
     ),
     Mutant(
         "a worker keeps the work of a lost gateway",

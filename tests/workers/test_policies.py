@@ -3,6 +3,7 @@ import pytest
 from decode_worker.policy import DecodePolicy
 from engine.policy import SequenceView, View
 from engine.scheduling.admission import Room
+from engine.scheduling.pace import Pace, Rate
 from prefill_worker.policy import PrefillPolicy
 
 
@@ -64,6 +65,32 @@ def test_one_that_does_not_fit_is_passed_for_a_bounded_time_only():
 )
 def test_the_decode_policy_gives_every_generating_sequence_its_token_first(waiting, running, expected):
     assert planned(DECODE, waiting, running) == expected
+
+
+STEPS_OF_TEN_TOKENS = Pace(steps=Rate(0.02, 1), tokens=Rate(0.2, 100))
+
+
+@pytest.mark.parametrize(
+    ("prompts", "generating", "expected"),
+    [
+        ([500], 4, [2]),
+        ([500], 1, [2]),
+        ([500], 0, [100]),
+        # Where prompts outnumber streams, they have as much of a step as they outnumber them.
+        ([500] * 3, 1, [20, 0, 0]),
+        ([8] * 4, 2, [8, 2, 0, 0]),
+        # Never more than the budget.
+        ([500] * 20, 1, [99] + [0] * 19),
+    ],
+)
+def test_prompts_make_a_step_that_generates_longer_by_a_quarter_at_most(prompts, generating, expected):
+    policy = DecodePolicy(budget_tokens=100, seats=32)
+    running = [view_of(f"g{n}", 1, arrived=-1.0) for n in range(generating)]
+    running += [view_of(f"p{n:02}", left) for n, left in enumerate(prompts)]
+    view = View(waiting=(), running=tuple(running), available_blocks=100, pace=STEPS_OF_TEN_TOKENS)
+    work = {each.id[0]: each.tokens for each in policy.plan(view, 0.0).work}
+    assert [work.get(f"p{n:02}", 0) for n in range(len(prompts))] == expected
+    assert all(work[f"g{n}"] == 1 for n in range(generating))
 
 
 def test_generating_sequences_are_never_cut_by_the_budget():

@@ -326,7 +326,7 @@ class Ended(_message.Message):
     def __init__(self, request_id: _Optional[str] = ..., attempt: _Optional[int] = ..., cause: _Optional[_Union[EndCause, str]] = ..., detail: _Optional[str] = ..., preemptions: _Optional[int] = ...) -> None: ...
 
 class LoadReport(_message.Message):
-    __slots__ = ("step", "running_sequences", "waiting_sequences", "waiting_tokens", "free_blocks", "total_blocks", "finished_sequences", "draining", "borrowed_core_ms", "frozen", "counts")
+    __slots__ = ("step", "running_sequences", "waiting_sequences", "waiting_tokens", "free_blocks", "total_blocks", "finished_sequences", "draining", "borrowed_core_ms", "step_ms", "prompt_token_ms", "hand_off_token_ms", "frozen", "counts")
     class CountsEntry(_message.Message):
         __slots__ = ("key", "value")
         KEY_FIELD_NUMBER: _ClassVar[int]
@@ -343,6 +343,9 @@ class LoadReport(_message.Message):
     FINISHED_SEQUENCES_FIELD_NUMBER: _ClassVar[int]
     DRAINING_FIELD_NUMBER: _ClassVar[int]
     BORROWED_CORE_MS_FIELD_NUMBER: _ClassVar[int]
+    STEP_MS_FIELD_NUMBER: _ClassVar[int]
+    PROMPT_TOKEN_MS_FIELD_NUMBER: _ClassVar[int]
+    HAND_OFF_TOKEN_MS_FIELD_NUMBER: _ClassVar[int]
     FROZEN_FIELD_NUMBER: _ClassVar[int]
     COUNTS_FIELD_NUMBER: _ClassVar[int]
     step: int
@@ -354,9 +357,12 @@ class LoadReport(_message.Message):
     finished_sequences: int
     draining: bool
     borrowed_core_ms: int
+    step_ms: float
+    prompt_token_ms: float
+    hand_off_token_ms: float
     frozen: bool
     counts: _containers.ScalarMap[str, int]
-    def __init__(self, step: _Optional[int] = ..., running_sequences: _Optional[int] = ..., waiting_sequences: _Optional[int] = ..., waiting_tokens: _Optional[int] = ..., free_blocks: _Optional[int] = ..., total_blocks: _Optional[int] = ..., finished_sequences: _Optional[int] = ..., draining: _Optional[bool] = ..., borrowed_core_ms: _Optional[int] = ..., frozen: _Optional[bool] = ..., counts: _Optional[_Mapping[str, int]] = ...) -> None: ...
+    def __init__(self, step: _Optional[int] = ..., running_sequences: _Optional[int] = ..., waiting_sequences: _Optional[int] = ..., waiting_tokens: _Optional[int] = ..., free_blocks: _Optional[int] = ..., total_blocks: _Optional[int] = ..., finished_sequences: _Optional[int] = ..., draining: _Optional[bool] = ..., borrowed_core_ms: _Optional[int] = ..., step_ms: _Optional[float] = ..., prompt_token_ms: _Optional[float] = ..., hand_off_token_ms: _Optional[float] = ..., frozen: _Optional[bool] = ..., counts: _Optional[_Mapping[str, int]] = ...) -> None: ...
 
 class CacheEvents(_message.Message):
     __slots__ = ("sequence", "snapshot", "added", "removed")
