@@ -1,6 +1,7 @@
 """Real processes on the real model. A stack is shared by all tests that do not hurt it."""
 
 import asyncio
+import json
 import random
 import subprocess
 import sys
@@ -59,6 +60,14 @@ class Stack:
                 name = words[words.index("--worker-id") + 1] if "--worker-id" in words else "gateway"
                 found[name] = int(pid)
         return found
+
+
+def said_when_ready(process):
+    """What a process that serves says of itself; before, it may say what it is loading."""
+    while "loading" in (said := json.loads(process.stdout.readline())):
+        continue
+    assert said["ready"] is True, said
+    return said
 
 
 @contextmanager

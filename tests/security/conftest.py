@@ -15,7 +15,7 @@ import pytest
 
 from crossdock.credentials import Credentials
 from gateway import api_keys
-from tests.e2e.conftest import ROOT, running_stack
+from tests.e2e.conftest import ROOT, running_stack, said_when_ready
 from tests.security.certificates import Authority
 
 CONTROL_TOKEN = "operators only"
@@ -49,8 +49,7 @@ class Secured:
         )
 
     def ready(self, name):
-        self.said[name] = json.loads(self.processes[name].stdout.readline())
-        assert self.said[name]["ready"] is True, self.said[name]
+        self.said[name] = said_when_ready(self.processes[name])
         return self.said[name]["grpc"]
 
     def credentials(self, key="", certificate=None, private_key=None):
