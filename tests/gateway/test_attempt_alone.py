@@ -7,6 +7,7 @@ import pytest
 
 from gateway.attempt import Attempt, AttemptPreempted, Target, WorkerFailed
 from gateway.lifecycle import Phase
+from gateway.mailbox import Mailbox, Turnstile
 from gateway.request import EndReason
 from service.reports import EndCause, TokenEnd
 from tests.fakes.scripted_workers import TICKET_KEY
@@ -20,7 +21,9 @@ class Single(Scene):
         super().__init__()
         order = self.journal.order(1, None)
         itself = Target(worker=self.d.record, ticket=None, ticket_key=TICKET_KEY)
-        self.attempt = Attempt(journals=[self.journal], order=order, prefill=None, target=itself)
+        self.attempt = Attempt(
+            journals=[self.journal], order=order, prefill=None, target=itself, mailbox=Mailbox(Turnstile())
+        )
 
     def reach(self, phase):
         self.attempt.begin()
