@@ -4,7 +4,6 @@ Pools are small. A prefill worker has fewer blocks than a decode worker, and a d
 """
 
 import asyncio
-import json
 import os
 import secrets
 import signal
@@ -16,7 +15,7 @@ import grpc
 import pytest
 
 from crossdock.v1 import control_pb2, control_pb2_grpc, inference_pb2, inference_pb2_grpc
-from tests.e2e.conftest import ROOT, spec, stream, tokens_of
+from tests.e2e.conftest import ROOT, said_when_ready, spec, stream, tokens_of
 from tests.e2e.listening import listeners
 from tests.fakes.tcp_proxy import TcpProxy
 
@@ -94,8 +93,7 @@ class Rig:
 
     def ready(self, name):
         """Wait for a process to serve; its address."""
-        said = json.loads(self.processes[name].stdout.readline())
-        assert said["ready"] is True
+        said = said_when_ready(self.processes[name])
         self.addresses[name] = said["grpc"]
         return said["grpc"]
 

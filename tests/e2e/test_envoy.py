@@ -1,7 +1,6 @@
 """Two gateways behind a real Envoy, which checks their health, balances by least requests and speaks mutual TLS."""
 
 import asyncio
-import json
 import os
 import secrets
 import shutil
@@ -14,7 +13,7 @@ import grpc
 import pytest
 
 from crossdock.v1 import inference_pb2, inference_pb2_grpc
-from tests.e2e.conftest import ROOT, spec, stream
+from tests.e2e.conftest import ROOT, said_when_ready, spec, stream
 from tests.fakes.envoy import Certificates, binary, running_envoy
 
 pytestmark = [
@@ -58,9 +57,7 @@ class Fleet:
         )
 
     def _ready(self, name):
-        said = json.loads(self.processes[name].stdout.readline())
-        assert said["ready"] is True, said
-        return said["grpc"]
+        return said_when_ready(self.processes[name])["grpc"]
 
 
 @pytest.fixture(scope="module")
