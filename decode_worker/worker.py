@@ -342,17 +342,15 @@ class DecodeWorker:
 
     def _give_back(self, sequence: Sequence) -> None:
         """It goes on elsewhere, or here when there is room again: its gateway has all that it takes."""
-        key, cause = _key(sequence.id), EndCause.PREEMPTED
+        key = _key(sequence.id)
         gateway = self._gateway_of(key)
         if key in self._prompts:
             self._prompts.forget(key, Waste.PREEMPTED)
             self._reservations.withdraw(self._names.pop(key))
         else:
             self._answers.forget(sequence.id)
-        given_up = EndedReport(
-            key=key, cause=cause, detail="its blocks were needed", preemptions=sequence.preemptions
-        )
-        self._tell(gateway, given_up)
+        why, times = "its blocks were needed", sequence.preemptions
+        self._tell(gateway, EndedReport(key=key, cause=EndCause.PREEMPTED, detail=why, preemptions=times))
 
     def _refuse(self, gateway: str, key: AttemptKey, error: Exception) -> None:
         self._tell(gateway, EndedReport(key=key, cause=_REFUSALS[type(error)], detail=str(error)))

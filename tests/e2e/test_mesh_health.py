@@ -47,8 +47,8 @@ async def check(channel, service):
     return (await health_pb2_grpc.HealthStub(channel).Check(request, timeout=10)).status
 
 
-@pytest.mark.parametrize("name", ["decode-0", "prefill-0"])
-async def test_a_gateway_without_a_worker_that_moves_is_not_serving_long_before_it_is_lost(stack, name):
+async def test_a_gateway_without_a_worker_that_generates_is_not_serving_long_before_it_is_lost(stack):
+    name = "decode-0"
     async with grpc.aio.insecure_channel(stack.grpc) as channel:
         told = watch(channel, INFERENCE)
         while (await told.read()).status != SERVING:
@@ -63,6 +63,17 @@ async def test_a_gateway_without_a_worker_that_moves_is_not_serving_long_before_
         assert (await told.read()).status == SERVING
         assert (await stream(channel, spec("again", sampling={"max_tokens": 2}))).usage.completion_tokens == 2
         told.cancel()
+
+
+async def test_a_gateway_whose_only_prefill_worker_is_frozen_serves_without_it(stack):
+    async with grpc.aio.insecure_channel(stack.grpc) as channel:
+        with frozen(stack, "prefill-0"):
+            async with asyncio.timeout(10):
+                while "frozen" not in {each.reason for each in stack.status().workers}:
+                    await asyncio.sleep(0.05)
+            assert await check(channel, INFERENCE) == SERVING
+            answer = await stream(channel, spec("alone", sampling={"max_tokens": 2}))
+            assert answer.usage.completion_tokens == 2
 
 
 async def test_a_gateway_stays_serving_while_a_worker_computes_one_long_step(stack):

@@ -74,7 +74,7 @@ ONE_TOKEN = order_of(tokens=21, known=20)
         ),
         ([worker("still", frozen=True, picked=-1), worker("busy", queued_tokens=9)], [D], ("busy", "d")),
         ([P], [worker("still", frozen=True), worker("full", sequences=8)], ("p", "full")),
-        ([worker("still", frozen=True)], [worker("too", frozen=True)], ("still", "too")),
+        ([worker("still", frozen=True)], [worker("too", frozen=True)], (None, "too")),
         ([worker("short", tokens_max=59, picked=-1), worker("long", tokens_max=60)], [D], ("long", "d")),
         ([P], [worker("short", tokens_max=59, picked=-1), worker("long", tokens_max=60)], ("p", "long")),
         ([P], [worker("other", fingerprint=b"g", picked=-1), D], ("p", "d")),

@@ -3,11 +3,11 @@
 from pytest import approx
 
 from crossdock.mesh.v1 import load_report_pb2 as pb
-from gateway.admission import Admission
+from gateway.admission import Admission, Bounds, Window
 from gateway.attach import DECODE, PREFILL
 from gateway.utilization import Utilization
 from service.orca import TRAILER_KEY
-from tests.fakes.scripted_workers import ScriptedWorker, make_pool
+from tests.fakes.scripted_workers import ScriptedWorker, make_pool, make_request
 
 
 class Scene:
@@ -17,7 +17,9 @@ class Scene:
         prefills, decodes = make_pool(PREFILL, ("p",)), make_pool(DECODE, ("d", "e"))
         self.p = ScriptedWorker(*prefills, PREFILL)
         self.d, self.e = (ScriptedWorker(record, DECODE) for record in decodes)
-        self.admission, self.now = Admission(10), 0.0
+        self.now = 0.0
+        window = Window(branches=9, prompts=9, prompt_tokens=999)
+        self.admission = Admission(Bounds(requests=10), clock=lambda: self.now, window=lambda: window)
         self.utilization = Utilization(prefills, decodes, self.admission, 10, lambda: self.now)
 
 
@@ -29,14 +31,14 @@ def test_a_gateway_with_nobody_behind_it_is_full():
     assert (report.utilization["prefill"], report.utilization["decode"]) == (0, 1)
 
 
-def test_shares_and_counts_are_those_of_the_workers_and_of_what_is_live():
+async def test_shares_and_counts_are_those_of_the_workers_and_of_what_is_live():
     scene = Scene()
     for worker in (scene.p, scene.d, scene.e):
         worker.join()
     scene.p.load(free_blocks=100, running_sequences=1, waiting_sequences=1, waiting_tokens=500)
     scene.d.load(free_blocks=40, running_sequences=2)
     scene.e.load(free_blocks=80, running_sequences=4)
-    with scene.admission.enter(), scene.admission.enter():
+    async with scene.admission.enter(make_request()), scene.admission.enter(make_request()):
         report = scene.utilization.report()
     assert dict(report.utilization) == approx({"prefill": 0.25, "decode": 0.55, "requests": 0.2})
     assert report.application_utilization == approx(0.55)

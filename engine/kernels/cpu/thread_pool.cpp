@@ -174,7 +174,10 @@ void ThreadPool::sleep(Member& member) {
     std::unique_lock<std::mutex> lock(member.mutex);
     State state = State::kWaiting;
     if (!member.state.compare_exchange_strong(state, State::kAsleep)) return;
+    // A process that is killed is there until its last thread has run: none may have to wait for an idle core.
+    if (member.lent()) step_forward();
     member.woken.wait(lock, [&] { return member.state != State::kAsleep || stopping_; });
+    if (member.lent()) stand_back();
 }
 
 }  // namespace crossdock
