@@ -107,6 +107,9 @@ INLINE Floats load(const int8_t* from) {
 #if defined(__AVX512F__)
     const __m128i bytes = _mm_loadu_si128(reinterpret_cast<const __m128i*>(from));
     return (Floats)_mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(bytes));
+#elif defined(__AVX2__) && defined(__FMA__)
+    const __m128i bytes = _mm_loadl_epi64(reinterpret_cast<const __m128i*>(from));
+    return (Floats)_mm256_cvtepi32_ps(_mm256_cvtepi8_epi32(bytes));
 #else
     Bytes value;
     std::memcpy(&value, from, sizeof value);
