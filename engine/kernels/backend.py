@@ -120,7 +120,8 @@ class Decoder(Protocol):
         """Compute all rows, write their KV, and return the logits of the chosen ones.
 
         token_ids: int64 [T], T >= 1, in [0, vocab). kv: the whole cache [blocks, layers, 2, block_size, kv_heads,
-        head_dim + scale_elements], rounded to its dtype: float32, bfloat16 or int8. rows: int64 [n], each in [0, T), n <= T. Tensors are contiguous.
+        head_dim + scale_elements], rounded to its dtype: float32, bfloat16 or int8. rows: int64 [n], each in [0, T),
+        n <= T. Tensors are contiguous.
         Returns a new float32 [n, vocab], in the order of rows.
         """
         ...

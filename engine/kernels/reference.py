@@ -147,7 +147,8 @@ def _codes(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     """float32 [..., n] -> whole numbers in [-127, 127], and what they are multiplied by, [..., 1]: NaN or infinity
     where x is broken, and then the numbers there are 0."""
     greatest = x.abs().amax(dim=-1, keepdim=True)
-    inverse = torch.where(greatest > 0, 127.0 / greatest, 0.0)
+    # A number / tensor would be rounded twice, as number * (1 / tensor).
+    inverse = torch.where(greatest > 0, torch.tensor(127.0) / greatest, 0.0)
     return torch.round(x * inverse).nan_to_num(nan=0.0, posinf=0.0, neginf=0.0), greatest / 127.0
 
 

@@ -189,7 +189,13 @@ def test_an_assembled_engine_answers_and_gives_back_what_it_took(engine_of):
 def test_workers_of_the_same_model_have_the_same_fingerprint_and_others_do_not(engine_of):
     prints = [
         engine_of(num_blocks=2, **wishes).cache.layout.fingerprint()
-        for wishes in ({}, {"max_model_len": 50}, {"block_size": 8}, {"kv_dtype": torch.bfloat16}, {"kv_dtype": torch.int8})
+        for wishes in (
+            {},
+            {"max_model_len": 50},
+            {"block_size": 8},
+            {"kv_dtype": torch.bfloat16},
+            {"kv_dtype": torch.int8},
+        )
     ]
     assert prints[0] == prints[1]
     assert len(set(prints)) == 4

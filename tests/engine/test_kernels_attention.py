@@ -89,7 +89,8 @@ class Cache:
         group = prompt.q.shape[1] // prompt.k.shape[1]
         q = prompt.q.double()
         k, v = (
-            stored(x, self.tensor.dtype).double().repeat_interleave(group, dim=1) for x in (prompt.k, prompt.v)
+            stored(x, self.tensor.dtype).double().repeat_interleave(group, dim=1)
+            for x in (prompt.k, prompt.v)
         )
         scores = torch.einsum("qhd,khd->hqk", q, k) * q.shape[-1] ** -0.5
         age = torch.arange(len(k)).unsqueeze(1) - torch.arange(len(k))
@@ -118,8 +119,8 @@ def stored(x: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
     """Keys or values as a cache of this dtype rounds them."""
     if dtype != torch.int8:
         return x.to(dtype)
-    scale = x.abs().amax(dim=-1, keepdim=True) / 127
-    return torch.round(x / scale) * scale
+    greatest = x.abs().amax(dim=-1, keepdim=True)
+    return torch.round(x * (torch.tensor(127.0) / greatest)) * (greatest / 127)
 
 
 def cut(length: int, step: int) -> list[tuple[int, int]]:

@@ -123,7 +123,7 @@ def test_write_kv_stores_rounded_rows_at_their_slots_and_nothing_else(backend, d
 def int8_head(k):
     """Codes and the bytes of their scale."""
     greatest = k.abs().max().view(1)
-    codes = torch.round(k * (127 / greatest)) if greatest > 0 else torch.zeros(len(k))
+    codes = torch.round(k * (torch.tensor(127.0) / greatest)) if greatest > 0 else torch.zeros(len(k))
     return torch.cat((codes.to(torch.int8), (greatest / 127).view(torch.int8)))
 
 
