@@ -89,8 +89,9 @@ def print_linears(kernels: CpuOperations, machine: Machine, repeats: int) -> Non
 
 
 def print_attention(kernels: CpuOperations, machine: Machine, kv_dtype: torch.dtype, repeats: int) -> None:
+    print(f"cache in {kv_dtype}")
     print(
-        f"{kv_dtype}\n{'attention':>10} {'rows':>5} {'context':>8} {'us':>9} {'ns/token-kv-head':>17} {'GF/s':>7} {'of floor':>9}"
+        f"{'attention':>10} {'rows':>5} {'context':>8} {'us':>9} {'ns/token-kv-head':>17} {'GF/s':>7} {'of floor':>9}"
     )
     for sequences, rows, context in ATTENTION:
         taken = time_attention(kernels, kv_dtype, sequences, rows, context, repeats)
