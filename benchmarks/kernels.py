@@ -12,7 +12,7 @@ from functools import partial
 
 import torch
 
-from engine.kernels.backend import AttentionMeta
+from engine.kernels.backend import AttentionMeta, scale_elements
 from engine.kernels.cpu.build import COMPILERS, build, default_cache_folder, find_compiler, host_flags
 from engine.kernels.cpu.library import Library
 from engine.kernels.cpu.operations import CpuOperations
@@ -56,7 +56,8 @@ def main() -> None:
         print(f"\n{dtype}, best product {rate / 1e9:.0f} GF/s")
         machine = Machine(bandwidth=bandwidth, rate=rate)
         print_linears(kernels, machine, arguments.repeats)
-        print_attention(kernels, machine, arguments.repeats)
+        for kv_dtype in (dtype, torch.int8):
+            print_attention(kernels, machine, kv_dtype, arguments.repeats)
 
 
 def measure_bandwidth(repeats: int) -> float:
@@ -87,27 +88,37 @@ def print_linears(kernels: CpuOperations, machine: Machine, repeats: int) -> Non
             )
 
 
-def print_attention(kernels: CpuOperations, machine: Machine, repeats: int) -> None:
+def print_attention(kernels: CpuOperations, machine: Machine, kv_dtype: torch.dtype, repeats: int) -> None:
+    print(f"cache in {kv_dtype}")
     print(
         f"{'attention':>10} {'rows':>5} {'context':>8} {'us':>9} {'ns/token-kv-head':>17} {'GF/s':>7} {'of floor':>9}"
     )
     for sequences, rows, context in ATTENTION:
-        taken = time_attention(kernels, sequences, rows, context, repeats)
+        taken = time_attention(kernels, kv_dtype, sequences, rows, context, repeats)
         tokens = sequences * context * KV_HEADS
         pairs = sequences * (rows * (context - rows) + rows * (rows + 1) / 2)
         operations = pairs * HEADS * HEAD_DIM * 4
-        floor = machine.floor_s(tokens * 2 * HEAD_DIM * kernels.dtype.itemsize, operations)
+        floor = machine.floor_s(tokens * 2 * row_elements(kv_dtype) * kv_dtype.itemsize, operations)
         print(
             f"{sequences:>8} x {rows:>5} {context:>8} {taken * 1e6:>9.1f} {taken * 1e9 / tokens:>17.1f} "
             f"{operations / taken / 1e9:>7.1f} {floor / taken:>9.0%}"
         )
 
 
-def time_attention(kernels: CpuOperations, sequences: int, rows: int, context: int, repeats: int) -> float:
-    """Seconds of one layer, cache in the weights' dtype, blocks scattered."""
+def row_elements(kv_dtype: torch.dtype) -> int:
+    """Of a head of one position in the cache."""
+    return HEAD_DIM + scale_elements(kv_dtype)
+
+
+def time_attention(
+    kernels: CpuOperations, kv_dtype: torch.dtype, sequences: int, rows: int, context: int, repeats: int
+) -> float:
+    """Seconds of one layer, blocks scattered."""
     blocks = sequences * context // BLOCK_SIZE
-    shape = (blocks, LAYERS, 2, BLOCK_SIZE, KV_HEADS, HEAD_DIM)
-    kv = torch.randn(shape).to(kernels.dtype)
+    kv = torch.empty(blocks, LAYERS, 2, BLOCK_SIZE, KV_HEADS, row_elements(kv_dtype), dtype=kv_dtype)
+    slots = torch.arange(blocks * BLOCK_SIZE)
+    for layer in range(LAYERS):
+        kernels.write_kv(kv, layer, *torch.randn(2, len(slots), KV_HEADS, HEAD_DIM), slots)
     q = torch.randn(sequences * rows, HEADS, HEAD_DIM)
     meta = AttentionMeta(
         positions=torch.arange(context - rows, context, dtype=torch.int32).repeat(sequences),

@@ -1,6 +1,6 @@
-"""What rounding weights and activations costs: the negative log-likelihood of a fixed text in each mode.
+"""What rounding weights, activations and the KV cache costs: the negative log-likelihood of a fixed text in each mode.
 
-    python -m benchmarks.quality [--text tests/data/quality.txt] [--modes none gguf int8 int4]
+    python -m benchmarks.quality [--text tests/data/quality.txt] [--modes none gguf int8 int4] [--kv-cache-dtype int8]
 
 The text is read as one sequence; the figure is the mean over its tokens, in nats, and how far it is from float32.
 """
@@ -30,6 +30,7 @@ MODES = {
     "int8": Quantization.INT8,
     "int4": Quantization.INT4,
 }
+KV_DTYPES = {"auto": None, "float32": torch.float32, "bfloat16": torch.bfloat16, "int8": torch.int8}
 
 
 def token_ids(text: str) -> list[int]:
@@ -40,10 +41,11 @@ def likelihood(
     ids: Sequence[int],
     *,
     dtype: torch.dtype,
+    kv_dtype: torch.dtype | None = None,
     quantization: Quantization = Quantization.NONE,
     threads: int = 1,
 ) -> float:
-    """Mean negative log-likelihood of each token but the first, in nats. dtype: of weights and cache."""
+    """Mean negative log-likelihood of each token but the first, in nats. kv_dtype: that of the weights if None."""
     path = resolve_model(DEFAULT_MODEL)
     model = load_model(path, choose_backend(dtype, threads).backend, len(ids), quantization)
     config = model.config
@@ -53,7 +55,7 @@ def likelihood(
         kv_heads=config.kv_heads,
         head_dim=config.head_dim,
         block_size=BLOCK,
-        dtype=dtype,
+        dtype=kv_dtype or dtype,
     )
     cache = KVCache(layout, layout.blocks_for(len(ids)))
     total = sum(
@@ -86,13 +88,20 @@ def main() -> None:
     )
     parser.add_argument("--text", type=Path, default=TEXT)
     parser.add_argument("--modes", nargs="+", default=list(MODES), choices=list(MODES))
+    parser.add_argument("--kv-cache-dtype", default="auto", choices=list(KV_DTYPES), help="in all modes")
     parser.add_argument("--threads", type=int, default=1)
     options = parser.parse_args()
     ids = token_ids(options.text.read_text(encoding="utf-8"))
     exact = likelihood(ids, dtype=torch.float32, threads=options.threads)
     print(f"{len(ids)} tokens\nfloat32        {exact:.5f}")
     for mode in options.modes:
-        found = likelihood(ids, dtype=torch.bfloat16, quantization=MODES[mode], threads=options.threads)
+        found = likelihood(
+            ids,
+            dtype=torch.bfloat16,
+            kv_dtype=KV_DTYPES[options.kv_cache_dtype],
+            quantization=MODES[mode],
+            threads=options.threads,
+        )
         print(f"bfloat16 {mode:5} {found:.5f}  {found / exact - 1:+.2%}", flush=True)
 
 

@@ -41,12 +41,12 @@ _QUANTIZATIONS = {
     "int8": Quantization.INT8,
     "int4": Quantization.INT4,
 }
-_DTYPES = {"auto": None, "float32": torch.float32, "bfloat16": torch.bfloat16}
+_DTYPES = {"auto": None, "float32": torch.float32, "bfloat16": torch.bfloat16, "int8": torch.int8}
 
 
 class EngineFlags(Protocol):
-    """The flags of one engine by their usual names; dtypes are auto, float32 or bfloat16; quantization is auto, none,
-    gguf, int8 or int4."""
+    """The flags of one engine by their usual names; dtypes are auto, float32 or bfloat16, of the cache also int8;
+    quantization is auto, none, gguf, int8 or int4."""
 
     @property
     def dtype(self) -> str: ...

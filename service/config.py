@@ -27,6 +27,7 @@ from service.core_board import SEATS_MAX
 ENVIRONMENT_PREFIX = "CROSSDOCK_"
 
 Dtype = Literal["auto", "float32", "bfloat16"]
+KVDtype = Literal["auto", "float32", "bfloat16", "int8"]
 Port = Annotated[int, Field(ge=0, le=65535)]
 Tokens = Annotated[int, BeforeValidator(units.parse_count), Field(ge=1)]
 Bytes = Annotated[int, BeforeValidator(units.parse_bytes), Field(ge=1)]
@@ -88,7 +89,9 @@ class EngineOptions(ModelOptions):
     """One engine on one device. Names as vLLM users know them."""
 
     dtype: Dtype = Field("auto", description="of weights and activations")
-    kv_cache_dtype: Dtype = Field("auto", description="of cached keys and values; auto: as --dtype")
+    kv_cache_dtype: KVDtype = Field(
+        "auto", description="of cached keys and values: as --dtype, or int8; auto: as the weights"
+    )
     quantization: Literal["auto", "none", "gguf", "int8", "int4"] = Field(
         "auto",
         description="of weights: gguf (as the file has them), int8 or int4 in groups of 32; "

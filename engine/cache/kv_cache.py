@@ -9,7 +9,7 @@ from engine.cache.layout import KVLayout
 
 
 class KVCache:
-    """[blocks, layers, 2, block_size, kv_heads, head_dim] in the layout's dtype.
+    """[blocks, *layout.block_shape()] in the layout's dtype.
 
     A block is one run of bytes. Memory is zero, and taken from the system only when it is first written.
     """

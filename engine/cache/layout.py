@@ -6,9 +6,11 @@ from math import prod
 
 import torch
 
+from engine.kernels.backend import scale_elements
+
 LAYOUT_VERSION = 1
 
-_DTYPE_NAMES = {torch.float32: "float32", torch.bfloat16: "bfloat16"}
+_DTYPE_NAMES = {torch.float32: "float32", torch.bfloat16: "bfloat16", torch.int8: "int8"}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -28,8 +30,9 @@ class KVLayout:
     numerics: str = ""
 
     def block_shape(self) -> tuple[int, int, int, int, int]:
-        """[layers, 2 (key, value), block_size, kv_heads, head_dim]."""
-        return (self.layers, 2, self.block_size, self.kv_heads, self.head_dim)
+        """[layers, 2 (key, value), block_size, kv_heads, head_dim and behind it the bytes of its scale, if any]."""
+        row = self.head_dim + scale_elements(self.dtype)
+        return (self.layers, 2, self.block_size, self.kv_heads, row)
 
     def block_bytes(self) -> int:
         return prod(self.block_shape()) * self.dtype.itemsize

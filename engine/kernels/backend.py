@@ -42,6 +42,12 @@ GROUP = 32
 """Inputs of a quantized weight that share a scale."""
 
 
+def scale_elements(dtype: torch.dtype) -> int:
+    """How many elements each head of a position has in the cache behind its head_dim: for int8 the four bytes of the
+    float32 that its elements are multiplied by, the greatest magnitude / 127."""
+    return torch.float32.itemsize if dtype == torch.int8 else 0
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class QuantizedWeight:
     """A weight [out, in] of small integers; `in` is a multiple of GROUP.
@@ -114,7 +120,8 @@ class Decoder(Protocol):
         """Compute all rows, write their KV, and return the logits of the chosen ones.
 
         token_ids: int64 [T], T >= 1, in [0, vocab). kv: the whole cache [blocks, layers, 2, block_size, kv_heads,
-        head_dim], rounded to its dtype. rows: int64 [n], each in [0, T), n <= T. Tensors are contiguous.
+        head_dim + scale_elements], rounded to its dtype: float32, bfloat16 or int8. rows: int64 [n], each in [0, T),
+        n <= T. Tensors are contiguous.
         Returns a new float32 [n, vocab], in the order of rows.
         """
         ...

@@ -12,7 +12,7 @@ from engine.kernels.backend import AttentionMeta, DecoderWeights, LayerWeights, 
 
 
 class Operations(Protocol):
-    """`kv` is the whole cache [blocks, layers, 2, block_size, kv_heads, head_dim].
+    """`kv` is the whole cache [blocks, layers, 2, block_size, kv_heads, head_dim + scale_elements].
 
     Tensors are contiguous; q, k and v need only be so within each row: slices of a fused projection will do.
     """

@@ -18,6 +18,7 @@ from engine.kernels.backend import (
     DecoderWeights,
     PackedLinear,
     QuantizedWeight,
+    scale_elements,
 )
 from engine.kernels.composed import ComposedDecoder
 
@@ -106,8 +107,8 @@ class ReferenceBackend:
     ) -> None:
         block_size = kv.shape[3]
         blocks, offsets = slots // block_size, slots % block_size
-        kv[blocks, layer, 0, offsets] = k.to(kv.dtype)
-        kv[blocks, layer, 1, offsets] = v.to(kv.dtype)
+        for half, x in enumerate((k, v)):
+            kv[blocks, layer, half, offsets] = _scaled_bytes(x) if kv.dtype == torch.int8 else x.to(kv.dtype)
 
     def attention(
         self,
@@ -127,7 +128,7 @@ class ReferenceBackend:
                 first = 0 if window is None else max(0, last - window + 1)
                 seen = torch.arange(first, last + 1)
                 block_size = kv.shape[3]
-                cached = kv[table[seen // block_size], layer, :, seen % block_size].to(torch.float32)
+                cached = _values(kv[table[seen // block_size], layer, :, seen % block_size])
                 out[row] = _attend(q[row].clone(), cached[:, 0], cached[:, 1], scale)
         return out
 
@@ -138,10 +139,31 @@ class ReferenceBackend:
 
 def round_to_bytes(x: torch.Tensor) -> torch.Tensor:
     """float32 [T, n] -> the nearest values that signed bytes with one scale for each row and GROUP can say."""
-    groups = x.view(x.shape[0], -1, GROUP)
-    greatest = groups.abs().amax(dim=-1, keepdim=True)
-    inverse = torch.where(greatest > 0, 127.0 / greatest, 0.0)
-    return (torch.round(groups * inverse) * (greatest / 127.0)).view(x.shape)
+    codes, scales = _codes(x.view(x.shape[0], -1, GROUP))
+    return (codes * scales).view(x.shape)
+
+
+def _codes(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """float32 [..., n] -> whole numbers in [-127, 127], and what they are multiplied by, [..., 1]: NaN or infinity
+    where x is broken, and then the numbers there are 0."""
+    greatest = x.abs().amax(dim=-1, keepdim=True)
+    # A number / tensor would be rounded twice, as number * (1 / tensor).
+    inverse = torch.where(greatest > 0, torch.tensor(127.0) / greatest, 0.0)
+    return torch.round(x * inverse).nan_to_num(nan=0.0, posinf=0.0, neginf=0.0), greatest / 127.0
+
+
+def _scaled_bytes(x: torch.Tensor) -> torch.Tensor:
+    """float32 [..., n] -> int8 [..., n + 4], the bytes of the scale last."""
+    codes, scales = _codes(x)
+    return torch.cat((codes.to(torch.int8), scales.view(torch.int8)), dim=-1)
+
+
+def _values(cached: torch.Tensor) -> torch.Tensor:
+    """What the cache holds, [..., head_dim + scale_elements] of any dtype -> float32 [..., head_dim]."""
+    if cached.dtype != torch.int8:
+        return cached.to(torch.float32)
+    dim = cached.shape[-1] - scale_elements(torch.int8)
+    return cached[..., :dim].to(torch.float32) * cached[..., dim:].clone().view(torch.float32)
 
 
 def _by_row(function: Callable[[torch.Tensor], torch.Tensor], x: torch.Tensor, width: int) -> torch.Tensor:

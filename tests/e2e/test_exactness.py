@@ -6,9 +6,15 @@ import random
 from pathlib import Path
 
 import grpc
+import numpy as np
 import pytest
+import torch
 
 from crossdock.v1 import inference_pb2
+from decode_worker.policy import DecodePolicy
+from engine.assembly import EngineWishes, assemble
+from engine.sequence import SamplingParams, Sequence, StopRules
+from service.model_source import resolve_model
 from tests.e2e.conftest import running_stack, spec, stream
 
 GOLDEN = [
@@ -81,6 +87,31 @@ async def test_an_answer_is_the_same_alone_and_in_a_crowd_whatever_the_chunk(exa
         with running_stack(*flags) as stack:
             async with grpc.aio.insecure_channel(stack.grpc) as channel:
                 assert await watched_answers(channel, others=2) == alone, chunk
+
+
+def single_engine_answer(prompt, count, wishes):
+    """Tokens and logprobs, greedy, of one engine that nobody hands anything over to."""
+    core = assemble(wishes, DecodePolicy(budget_tokens=64, seats=1), memory_bytes=4 << 30).core
+    stop = StopRules(length_limit=len(prompt) + count)
+    sampling = SamplingParams(logprobs=0)
+    core.submit(Sequence(id=("r", 1, 0), tokens=list(prompt), sampling=sampling, stop=stop, arrived=0.0))
+    sampled = []
+    while not core.idle():
+        sampled += [output.sampled for output in core.step(0.0).outputs]
+    return [each.token for each in sampled], [each.logprob for each in sampled]
+
+
+async def test_keys_and_values_in_int8_that_are_handed_over_give_the_answer_of_one_engine():
+    model = resolve_model("smollm2-135m-instruct")
+    wishes = EngineWishes(model=model, dtype=torch.float32, kv_dtype=torch.int8, num_blocks=32)
+    tokens, logprobs = single_engine_answer(WATCHED, 16, wishes)
+    flags = ("--dtype", "float32", "--kv-cache-dtype", "int8", "--kv-cache-memory-bytes", "64MiB")
+    with running_stack(*flags) as stack:
+        async with grpc.aio.insecure_channel(stack.grpc) as channel:
+            asked = spec(WATCHED, sampling=WATCHED_SAMPLING[0], output=WITH_LOGPROBS)
+            answer = await stream(channel, asked)
+    assert answer.token_ids == tokens
+    assert answer.logprobs == np.float32(logprobs).tolist()
 
 
 @pytest.mark.parametrize("length", [47, 48, 49])

@@ -139,7 +139,7 @@ def test_a_model_that_is_not_there_is_a_model_error(engine_of, tmp_path):
 def test_flags_become_wishes():
     flags = SimpleNamespace(
         dtype="bfloat16",
-        kv_cache_dtype="auto",
+        kv_cache_dtype="int8",
         quantization="int8",
         threads=3,
         max_model_len=9,
@@ -153,7 +153,7 @@ def test_flags_become_wishes():
     assert EngineWishes.of(flags, "path") == EngineWishes(
         model="path",
         dtype=torch.bfloat16,
-        kv_dtype=None,
+        kv_dtype=torch.int8,
         quantization=Quantization.INT8,
         threads=3,
         max_model_len=9,
@@ -189,7 +189,13 @@ def test_an_assembled_engine_answers_and_gives_back_what_it_took(engine_of):
 def test_workers_of_the_same_model_have_the_same_fingerprint_and_others_do_not(engine_of):
     prints = [
         engine_of(num_blocks=2, **wishes).cache.layout.fingerprint()
-        for wishes in ({}, {"max_model_len": 50}, {"block_size": 8}, {"kv_dtype": torch.bfloat16})
+        for wishes in (
+            {},
+            {"max_model_len": 50},
+            {"block_size": 8},
+            {"kv_dtype": torch.bfloat16},
+            {"kv_dtype": torch.int8},
+        )
     ]
     assert prints[0] == prints[1]
-    assert len(set(prints)) == 3
+    assert len(set(prints)) == 4

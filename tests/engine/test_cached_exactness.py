@@ -18,11 +18,12 @@ COUNT = 6
 UNNAMED = b""
 
 
-@pytest.fixture(scope="module", params=[torch.float32, torch.bfloat16], ids=["float32", "bfloat16"])
+@pytest.fixture(scope="module", params=[torch.float32, torch.bfloat16, torch.int8], ids=str)
 def core(request):
     wishes = EngineWishes(
         model=resolve_model("smollm2-135m-instruct"),
-        dtype=request.param,
+        dtype=None if request.param == torch.int8 else request.param,
+        kv_dtype=request.param,
         max_model_len=512,
         block_size=SIZE,
         num_blocks=256,

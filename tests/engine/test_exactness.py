@@ -24,19 +24,23 @@ def tokens_of(seed, length):
 
 
 def engine_of(mode, budget_tokens, threads=1, cores=ANY_CORES):
-    dtype, quantization = mode
+    dtype, quantization, kv_dtype = mode
     policy = DecodePolicy(budget_tokens=budget_tokens, seats=64)
-    wishes = replace(WISHES, dtype=dtype, quantization=quantization, threads=threads, cores=cores)
+    options = {"dtype": dtype, "quantization": quantization, "kv_dtype": kv_dtype}
+    wishes = replace(WISHES, threads=threads, cores=cores, **options)
     return assemble(wishes, policy, memory_bytes=4 << 30)
 
 
 MODES = {
-    "float32": (torch.float32, Quantization.NONE),
-    "bfloat16": (torch.bfloat16, Quantization.NONE),
-    "gguf": (None, None),
-    "int8": (torch.bfloat16, Quantization.INT8),
-    "int4": (torch.bfloat16, Quantization.INT4),
+    "float32": (torch.float32, Quantization.NONE, None),
+    "bfloat16": (torch.bfloat16, Quantization.NONE, None),
+    "gguf": (None, None, None),
+    "int8": (torch.bfloat16, Quantization.INT8, None),
+    "int4": (torch.bfloat16, Quantization.INT4, None),
+    "float32, int8 KV": (torch.float32, Quantization.NONE, torch.int8),
+    "gguf, int8 KV": (None, None, torch.int8),
 }
+"""dtype, quantization and KV dtype."""
 
 
 @pytest.fixture(scope="module", params=MODES.values(), ids=MODES)
@@ -82,17 +86,18 @@ def test_an_answer_is_the_same_in_a_crowd_of_16_and_with_every_chunk_size(engine
         assert answers(engine, chunk, crowd=16) == alone, f"in a crowd, chunks of {chunk}"
 
 
-@pytest.mark.parametrize("mode", ["bfloat16", "gguf"])
+@pytest.mark.parametrize("mode", ["bfloat16", "gguf", "gguf, int8 KV"])
 def test_two_threads_give_the_bits_of_one(mode):
     one = answers(engine_of(MODES[mode], 256, threads=1), 64, crowd=4)
     two = answers(engine_of(MODES[mode], 256, threads=2), 64, crowd=4)
     assert two == one
 
 
+@pytest.mark.parametrize("kv_dtype", [None, torch.int8])
 @pytest.mark.parametrize("swap_bytes", [0, 64 << 20], ids=["given back", "swapped"])
-def test_an_answer_that_is_given_up_and_resumed_is_the_same_to_the_bit(swap_bytes):
+def test_an_answer_that_is_given_up_and_resumed_is_the_same_to_the_bit(swap_bytes, kv_dtype):
     """At the edges of a block and within one; prompt and answer are read again as one prompt, or copied back."""
-    wishes = replace(WISHES, swap_bytes=swap_bytes)
+    wishes = replace(WISHES, swap_bytes=swap_bytes, kv_dtype=kv_dtype)
     engine = assemble(wishes, DecodePolicy(budget_tokens=256, seats=64), memory_bytes=4 << 30)
     alone = answers(engine, budget_tokens=256, crowd=0)
     for length in (131, 135, 139):

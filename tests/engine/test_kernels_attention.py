@@ -7,11 +7,12 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from engine.kernels.backend import AttentionMeta
+from engine.kernels.backend import AttentionMeta, scale_elements
 from engine.kernels.composed import Operations
 
 LAYERS = 2
 LAYER = 1
+DTYPES = [torch.float32, torch.bfloat16, torch.int8]
 GEOMETRIES = [
     (1, 40, 16),
     (2, 80, 1),
@@ -42,8 +43,9 @@ class Cache:
         random = torch.Generator().manual_seed(seed)
         counts = [-(-length // block_size) for length in lengths]
         free = torch.randperm(sum(counts) + 3, generator=random).tolist()
-        shape = (len(free), LAYERS, 2, block_size, kv_heads, dim)
-        self.tensor = torch.full(shape, torch.nan, dtype=dtype)
+        row_bytes = (dim + scale_elements(dtype)) * dtype.itemsize
+        shape = (len(free), LAYERS, 2, block_size, kv_heads, row_bytes)
+        self.tensor = torch.full(shape, 0xFF, dtype=torch.uint8).view(dtype)
         self.block_size = block_size
         self.prompts = [
             Prompt(
@@ -72,9 +74,9 @@ class Cache:
         return torch.einsum("hqk,khd->qhd", weights, v)
 
     def rounding(self, sequence: int, window: int | None) -> torch.Tensor:
-        """The most that rounding queries and weights to bfloat16 can move each element of `exact`.
+        """The most that rounding all that is multiplied to bfloat16 can move each element of `exact`.
 
-        A number moves by 2^-8 of itself at most, so a score by 2^-8 of its terms' magnitudes, and a weight by
+        A number moves by 2^-9 of itself at most, so a score by 2^-8 of its terms' magnitudes, and a weighted value by
         the factor e^that (1 + 2^-8); the weights' sum moves by no more.
         """
         q, k, v, weights = self._doubles(sequence, window)
@@ -87,7 +89,8 @@ class Cache:
         group = prompt.q.shape[1] // prompt.k.shape[1]
         q = prompt.q.double()
         k, v = (
-            x.to(self.tensor.dtype).double().repeat_interleave(group, dim=1) for x in (prompt.k, prompt.v)
+            stored(x, self.tensor.dtype).double().repeat_interleave(group, dim=1)
+            for x in (prompt.k, prompt.v)
         )
         scores = torch.einsum("qhd,khd->hqk", q, k) * q.shape[-1] ** -0.5
         age = torch.arange(len(k)).unsqueeze(1) - torch.arange(len(k))
@@ -112,12 +115,20 @@ class Cache:
         )
 
 
+def stored(x: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+    """Keys or values as a cache of this dtype rounds them."""
+    if dtype != torch.int8:
+        return x.to(dtype)
+    greatest = x.abs().amax(dim=-1, keepdim=True)
+    return torch.round(x * (torch.tensor(127.0) / greatest)) * (greatest / 127)
+
+
 def cut(length: int, step: int) -> list[tuple[int, int]]:
     return [(first, min(first + step, length)) for first in range(0, length, step)]
 
 
 def rounds(backend: Operations, dtype: torch.dtype) -> bool:
-    return dtype == torch.bfloat16 and "attention=rounded" in backend.numerics
+    return dtype != torch.float32 and "attention=rounded" in backend.numerics
 
 
 @settings(max_examples=60, deadline=None)
@@ -127,7 +138,7 @@ def rounds(backend: Operations, dtype: torch.dtype) -> bool:
     group=st.integers(1, 8),
     dim=st.sampled_from([8, 16, 24, 40, 64, 72, 80, 96, 128, 256]),
     block_size=st.sampled_from([1, 3, 8, 16, 32, 64, 100]),
-    dtype=st.sampled_from([torch.float32, torch.bfloat16]),
+    dtype=st.sampled_from(DTYPES),
     window=st.none() | st.integers(1, 100),
     seed=st.integers(0, 99),
 )
@@ -153,7 +164,7 @@ def test_rounded_queries_and_weights_cost_a_quarter_of_a_per_cent(backend_of):
 
 
 @pytest.mark.parametrize("window", [None, 1, 37, 100])
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize(("group", "dim", "block_size"), GEOMETRIES)
 def test_whole_prompt_chunks_and_single_tokens_agree_bit_by_bit(
     backend_of, group, dim, block_size, dtype, window
@@ -169,7 +180,7 @@ def test_whole_prompt_chunks_and_single_tokens_agree_bit_by_bit(
         assert torch.equal(other, results[0])
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("threads", [1, 2, 3])
 def test_a_sequence_has_the_same_bits_alone_and_among_others(backend_of, threads, dtype):
     lengths = [130, 1, 64, 400, 65]
@@ -181,7 +192,7 @@ def test_a_sequence_has_the_same_bits_alone_and_among_others(backend_of, threads
         assert torch.equal(lonely.attend(backend_of(torch.float32, 1), [run])[0], among_others)
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("dim", [8, 64])
 def test_the_last_tokens_of_many_sequences_have_the_bits_of_their_prompts(backend_of, dtype, dim):
     lengths = [*range(250, 262), 1, 2, 33]
@@ -210,7 +221,7 @@ def test_prompt_chunks_and_single_tokens_mix_in_one_call(backend_of):
     assert torch.equal(got[2], wanted[2])
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("dtype", DTYPES)
 def test_bits_do_not_depend_on_the_block_size(backend_of, dtype):
     backend: Operations = backend_of(torch.float32, 1)
     results = []
@@ -228,7 +239,7 @@ def test_bits_do_not_depend_on_the_block_size(backend_of, dtype):
 
 
 @pytest.mark.parametrize("broken", [70, 71])
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("window", [None, 20])
 def test_a_broken_position_touches_only_the_rows_that_see_it(backend_of, window, dtype, broken):
     backend: Operations = backend_of(torch.float32, 1)

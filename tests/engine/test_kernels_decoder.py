@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from engine.kernels.backend import AttentionMeta, DecoderWeights, LayerWeights
+from engine.kernels.backend import AttentionMeta, DecoderWeights, LayerWeights, scale_elements
 from engine.kernels.composed import ComposedDecoder
 from engine.model.quantize import quantize
 
@@ -92,7 +92,8 @@ def meta_of(runs) -> AttentionMeta:
 
 
 def cache_of(weights, dtype):
-    return torch.zeros(BLOCKS, LAYERS, 2, BLOCK_SIZE, weights.kv_heads, weights.head_dim, dtype=dtype)
+    row = weights.head_dim + scale_elements(dtype)
+    return torch.zeros(BLOCKS, LAYERS, 2, BLOCK_SIZE, weights.kv_heads, row, dtype=dtype)
 
 
 def answers(decoder, weights, kv_dtype, steps=RUNS):
@@ -114,7 +115,7 @@ def test_a_step_has_the_bits_of_its_operations_one_at_a_time(kernels_of, name, d
     backend = kernels_of(dtype, 2) if name == "rows worth two threads" else operations
     for options in ({}, {"biased": True}, {"normed": True, "window": 9}):
         weights = decoder_weights(backend, SHAPES[name], bits=bits, **options)
-        for kv_dtype in (torch.float32, torch.bfloat16):
+        for kv_dtype in (torch.float32, torch.bfloat16, torch.int8):
             logits, kv = answers(backend.decoder(weights), weights, kv_dtype)
             wanted_logits, wanted_kv = answers(ComposedDecoder(weights, operations), weights, kv_dtype)
             assert logits.isfinite().all() and torch.equal(logits, wanted_logits), options

@@ -120,6 +120,40 @@ def test_write_kv_stores_rounded_rows_at_their_slots_and_nothing_else(backend, d
     assert torch.equal(cache, wanted)
 
 
+def int8_head(k):
+    """Codes and the bytes of their scale."""
+    greatest = k.abs().max().view(1)
+    codes = torch.round(k * (torch.tensor(127.0) / greatest)) if greatest > 0 else torch.zeros(len(k))
+    return torch.cat((codes.to(torch.int8), (greatest / 127).view(torch.int8)))
+
+
+def test_write_kv_stores_int8_with_a_scale_behind_each_head_and_nothing_else(backend):
+    cache = torch.zeros(5, 3, 2, 4, 2, 10 + 4, dtype=torch.int8)
+    k, v = torch.randn(6, 2, 10), 1e-3 * torch.randn(6, 2, 10)
+    k[2, 1], v[4] = 0.0, 3e-30 * v[4]
+    slots = torch.tensor([19, 0, 7, 4, 11, 13])
+    wanted = cache.clone()
+    for row, slot in enumerate(slots.tolist()):
+        for half, x in enumerate((k, v)):
+            wanted[slot // 4, 1, half, slot % 4] = torch.stack([int8_head(head) for head in x[row]])
+    backend.write_kv(cache, 1, k, v, slots)
+    assert torch.equal(cache, wanted)
+
+
+def test_write_kv_in_int8_rounds_ties_to_even_and_shows_what_is_broken(backend):
+    k = torch.zeros(1, 4, 8)
+    k[0, 0] = torch.tensor([127.0, -127.0, 0.5, 1.5, 2.5, -0.5, -1.5, 63.49])
+    k[0, 1, 5], k[0, 2, 3], k[0, 3] = torch.nan, -torch.inf, 1e-42
+    cache = torch.full((1, 1, 2, 1, 4, 12), 9, dtype=torch.int8)
+    backend.write_kv(cache, 0, k, -k, torch.tensor([0]))
+    for half, sign in enumerate((1, -1)):
+        codes, scales = cache[0, 0, half, 0].split([8, 4], dim=-1)
+        scales = scales.clone().view(torch.float32).flatten()
+        assert (sign * codes[0]).tolist() == [127, -127, 0, 2, 2, 0, -2, 63]
+        assert scales[0] == 1 and scales[1].isnan() and scales[2] == torch.inf and scales[3] < 1e-42
+        assert not codes[1:].any()
+
+
 def test_write_kv_rounds_to_nearest_even_and_keeps_the_special_values(backend):
     ties = torch.arange(0x3F80_0000, 0x3F80_0000 + 6 * 0x8000, 0x8000, dtype=torch.int32).view(torch.float32)
     special = torch.tensor([torch.inf, -torch.inf, torch.nan, 0.0, -0.0, 1e-40, 3.4e38, -1e-45, 65504.0, 0.1])

@@ -11,7 +11,13 @@ TEXT = Path(__file__).parents[1] / "data" / "quality.txt"
 IDS = token_ids(TEXT.read_text(encoding="utf-8"))
 BEGINNING = 1200
 FLOAT32_NATS = {len(IDS): 3.50334, BEGINNING: 3.57599}
-BOUNDS = {"none": 0.005, "int8": 0.01, "int4": 0.015}
+BOUNDS = {
+    ("none", None): 0.005,
+    ("int8", None): 0.01,
+    ("int4", None): 0.015,
+    ("gguf", torch.int8): 0.015,
+}
+"""By mode and KV dtype."""
 
 
 def test_the_default_mode_keeps_within_its_bound_of_float32():
@@ -20,9 +26,10 @@ def test_the_default_mode_keeps_within_its_bound_of_float32():
     assert found == pytest.approx(FLOAT32_NATS[len(IDS)], rel=0.01)
 
 
-@pytest.mark.parametrize("mode", BOUNDS)
-def test_a_mode_keeps_within_its_bound_on_the_beginning(mode):
+@pytest.mark.parametrize(("mode", "kv_dtype"), BOUNDS)
+def test_a_mode_keeps_within_its_bound_on_the_beginning(mode, kv_dtype):
     """Of the same text: the whole of it is for the benchmark."""
     ids = IDS[:BEGINNING]
-    found = likelihood(ids, dtype=torch.bfloat16, quantization=MODES[mode], threads=2)
-    assert found == pytest.approx(FLOAT32_NATS[BEGINNING], rel=BOUNDS[mode])
+    options = {"kv_dtype": kv_dtype, "quantization": MODES[mode], "threads": 2}
+    found = likelihood(ids, dtype=torch.bfloat16, **options)
+    assert found == pytest.approx(FLOAT32_NATS[BEGINNING], rel=BOUNDS[mode, kv_dtype])

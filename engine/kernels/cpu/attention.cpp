@@ -6,8 +6,9 @@
 // values are added in order of position, and a position that the row may not see changes nothing, bit by bit.
 // So one token, a chunk of a prompt and a whole prompt agree exactly.
 //
-// A cache in bfloat16 is multiplied by the processor's own instruction where there is one: queries and weights
-// are rounded to bfloat16, sums and the softmax are float32. Otherwise all arithmetic is float32.
+// A cache in bfloat16 or int8 is multiplied by the processor's own instruction for bfloat16 where there is one:
+// queries, weights and what int8 stands for are rounded to bfloat16, sums and the softmax are float32. Otherwise all
+// arithmetic is float32.
 #include <algorithm>
 #include <atomic>
 #include <limits>
@@ -37,7 +38,7 @@ struct Tile {
 
 #if defined(__AVX512BF16__)
 template <class Element>
-using WordOf = std::conditional_t<std::is_same_v<Element, uint16_t>, Pair, float>;
+using WordOf = std::conditional_t<std::is_same_v<Element, float>, float, Pair>;
 #else
 template <class Element>
 using WordOf = float;
@@ -137,7 +138,7 @@ class Attention {
 
     // Key heads that lie side by side are best read together, unless that leaves threads without a share.
     int64_t heads_per_tile(int64_t rows, int64_t threads) const {
-        const int64_t head_bytes = 2 * kChunk<Word> * cache_.dim * sizeof(Element);
+        const int64_t head_bytes = 2 * kChunk<Word> * cache_.head_stride() * sizeof(Element);
         int64_t heads = std::min({cache_.kv_heads, kTileQueries / (rows * group_), kStopBytes / head_bytes});
         if (threads > 1) {
             heads = std::min(heads, queries_.sequences * cache_.kv_heads / (threads * kTilesPerThread));
@@ -204,9 +205,9 @@ class Attention {
         Ahead<Element> ahead{};
         if (behind.tile) {
             constexpr int64_t bytes = sizeof(Element);
-            ahead = {reinterpret_cast<const char*>(cache_.keys + behind.tile->first_head * cache_.dim),
+            ahead = {reinterpret_cast<const char*>(cache_.keys + behind.tile->first_head * cache_.head_stride()),
                      cache_.half * bytes,
-                     behind.tile->heads * cache_.dim * bytes,
+                     behind.tile->heads * cache_.head_stride() * bytes,
                      behind.offsets + behind.range.begin,
                      behind.offsets + behind.range.end,
                      0,
@@ -214,7 +215,7 @@ class Attention {
             ahead.spread(tile.heads * shares_per_head(tile.rows * group_));
         }
         for (int64_t head = 0; head < tile.heads; ++head) {
-            const Element* keys = cache_.keys + (tile.first_head + head) * cache_.dim;
+            const Element* keys = cache_.keys + (tile.first_head + head) * cache_.head_stride();
             memory.chunk.pack(keys, cache_.half, here.offsets, here.range, ahead);
             fold_head(tile, memory, here.chunk, head, ahead);
         }
@@ -274,7 +275,7 @@ class Attention {
 #pragma GCC visibility push(default)
 extern "C" {
 
-// Whether attention over a cache in bfloat16 rounds queries and weights to bfloat16.
+// Whether attention over a cache in bfloat16 or int8 rounds what it multiplies to bfloat16.
 int crossdock_rounds_attention() { return std::is_same_v<crossdock::WordOf<uint16_t>, crossdock::Pair>; }
 
 void crossdock_attention_f32(void* pool, const crossdock::Cache<float>* cache,
@@ -285,6 +286,11 @@ void crossdock_attention_f32(void* pool, const crossdock::Cache<float>* cache,
 void crossdock_attention_bf16(void* pool, const crossdock::Cache<uint16_t>* cache,
                               const crossdock::Queries* queries) {
     crossdock::Attention<uint16_t>(*cache, *queries).run(*static_cast<crossdock::ThreadPool*>(pool));
+}
+
+void crossdock_attention_int8(void* pool, const crossdock::Cache<int8_t>* cache,
+                              const crossdock::Queries* queries) {
+    crossdock::Attention<int8_t>(*cache, *queries).run(*static_cast<crossdock::ThreadPool*>(pool));
 }
 }
 #pragma GCC visibility pop

@@ -5,11 +5,19 @@
 
 namespace crossdock {
 
+// Elements behind each head of a position: signed bytes have the float32 there that they are multiplied by.
+template <class Element>
+constexpr int64_t kScaleElements = 0;
+template <>
+constexpr int64_t kScaleElements<int8_t> = sizeof(float);
+
 // Strides count elements. `keys` is the cache at block 0 of the layer; values are `half` behind the keys.
 template <class Element>
 struct Cache {
     Element* keys;
     int64_t block_stride, half, block_size, kv_heads, dim;
+    int64_t head_stride() const { return dim + kScaleElements<Element>; }
+    int64_t token_stride() const { return kv_heads * head_stride(); }
 };
 
 struct Queries {
@@ -32,6 +40,8 @@ extern "C" {
 void crossdock_attention_f32(void* pool, const crossdock::Cache<float>* cache,
                              const crossdock::Queries* queries);
 void crossdock_attention_bf16(void* pool, const crossdock::Cache<uint16_t>* cache,
+                              const crossdock::Queries* queries);
+void crossdock_attention_int8(void* pool, const crossdock::Cache<int8_t>* cache,
                               const crossdock::Queries* queries);
 }
 #pragma GCC visibility pop

@@ -20,10 +20,11 @@ class CpuBackend:
     """Row-invariant to the bit, over any batch, chunking and number of threads.
 
     float32: inputs, weights and sums are float32. bfloat16: products round their input and their weight to
-    bfloat16 (nearest even) and sum in float32. Attention over a cache in bfloat16 does the same with its queries
-    and weights where the processor has an instruction for it, whatever the weights' dtype. All else computes in
-    float32; what is read from the cache is as the cache's dtype rounded it. A quantized weight is used as it is,
-    with its input rounded to bytes; integers are summed exactly and groups in float32.
+    bfloat16 (nearest even) and sum in float32. Attention over a cache in bfloat16 or int8 does the same with its
+    queries and weights, and with what int8 stands for, where the processor has an instruction for it, whatever the
+    weights' dtype. All else computes in float32; what is read from the cache is as the cache's dtype rounded it.
+    A quantized weight is used as it is, with its input rounded to bytes; integers are summed exactly and groups in
+    float32.
     """
 
     name = "cpu"

@@ -31,9 +31,9 @@ struct Decoder {
     float eps, scale;
 };
 
-// Of T rows and S sequences. kv: [blocks, layers, 2, block_size, kv_heads, dim], of kv_bits 32 or 16. block_tables:
-// [S, table_stride]. chosen: rows whose logits are wanted, [chosen_count], at most T; logits: [chosen_count, vocab].
-// memory: crossdock_decoder_floats of T rows.
+// Of T rows and S sequences. kv: [blocks, layers, 2, block_size, kv_heads, dim], of kv_bits 32 or 16, or 8 with a scale
+// behind each head. block_tables: [S, table_stride]. chosen: rows whose logits are wanted, [chosen_count], at most T;
+// logits: [chosen_count, vocab]. memory: crossdock_decoder_floats of T rows.
 struct Batch {
     const int64_t* token_ids;
     const int32_t* positions;
@@ -72,6 +72,10 @@ void attention(ThreadPool& pool, const Cache<float>& cache, const Queries& queri
 
 void attention(ThreadPool& pool, const Cache<uint16_t>& cache, const Queries& queries) {
     crossdock_attention_bf16(&pool, &cache, &queries);
+}
+
+void attention(ThreadPool& pool, const Cache<int8_t>& cache, const Queries& queries) {
+    crossdock_attention_int8(&pool, &cache, &queries);
 }
 
 template <class Element>
@@ -179,13 +183,11 @@ class Step {
     }
 
     Cache<Element> cache_of(int64_t layer) const {
-        const int64_t half = batch_.block_size * decoder_.kv_heads * decoder_.dim;
-        return {static_cast<Element*>(batch_.kv) + layer * 2 * half,
-                decoder_.layer_count * 2 * half,
-                half,
-                batch_.block_size,
-                decoder_.kv_heads,
-                decoder_.dim};
+        Cache<Element> cache{nullptr, 0, 0, batch_.block_size, decoder_.kv_heads, decoder_.dim};
+        cache.half = cache.block_size * cache.token_stride();
+        cache.block_stride = decoder_.layer_count * 2 * cache.half;
+        cache.keys = static_cast<Element*>(batch_.kv) + layer * 2 * cache.half;
+        return cache;
     }
 
     ThreadPool& pool_;
@@ -215,8 +217,10 @@ int crossdock_decoder_forward(void* pool, const crossdock::Decoder* decoder, con
     auto& crew = *static_cast<ThreadPool*>(pool);
     if (batch->kv_bits == 32) {
         Step<float>(crew, *decoder, *batch).run();
-    } else {
+    } else if (batch->kv_bits == 16) {
         Step<uint16_t>(crew, *decoder, *batch).run();
+    } else {
+        Step<int8_t>(crew, *decoder, *batch).run();
     }
     return 1;
 }

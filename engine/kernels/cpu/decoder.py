@@ -9,7 +9,13 @@ from ctypes import POINTER, Array, cast
 
 import torch
 
-from engine.kernels.backend import AttentionMeta, DecoderWeights, LayerWeights, PackedLinear
+from engine.kernels.backend import (
+    AttentionMeta,
+    DecoderWeights,
+    LayerWeights,
+    PackedLinear,
+    scale_elements,
+)
 from engine.kernels.cpu import structures
 from engine.kernels.cpu.library import Library, PackedWeight, check
 
@@ -63,10 +69,10 @@ class CpuDecoder:
     def _place_cache(self, batch: structures.Batch, kv: torch.Tensor) -> None:
         weights = self._weights
         check(kv, kv.dtype, 6)
-        _, layers, two, block_size, kv_heads, head_dim = kv.shape
-        wanted = (len(weights.layers), 2, weights.kv_heads, weights.head_dim)
-        assert (layers, two, kv_heads, head_dim) == wanted, (kv.shape, wanted)
-        assert kv.dtype in {torch.float32, torch.bfloat16}, kv.dtype
+        _, layers, two, block_size, kv_heads, row = kv.shape
+        wanted = (len(weights.layers), 2, weights.kv_heads, weights.head_dim + scale_elements(kv.dtype))
+        assert (layers, two, kv_heads, row) == wanted, (kv.shape, wanted)
+        assert kv.dtype in {torch.float32, torch.bfloat16, torch.int8}, kv.dtype
         batch.kv, batch.kv_bits, batch.block_size = kv.data_ptr(), 8 * kv.itemsize, block_size
 
 

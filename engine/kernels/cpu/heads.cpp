@@ -28,10 +28,12 @@ void place_row(const Heads& heads, const Cache<Element>& cache, int64_t row) {
 
 template <class Element>
 void store_key_value(const Cache<Element>& cache, int64_t slot, const float* k, const float* v) {
-    const int64_t width = cache.kv_heads * cache.dim;
-    Element* to = cache.keys + slot / cache.block_size * cache.block_stride + slot % cache.block_size * width;
-    store_row(k, width, to);
-    store_row(v, width, to + cache.half);
+    const int64_t offset = slot % cache.block_size * cache.token_stride();
+    Element* to = cache.keys + slot / cache.block_size * cache.block_stride + offset;
+    for (int64_t head = 0; head < cache.kv_heads; ++head, k += cache.dim, v += cache.dim) {
+        store_row(k, cache.dim, to + head * cache.head_stride());
+        store_row(v, cache.dim, to + head * cache.head_stride() + cache.half);
+    }
 }
 
 template <class Element>
@@ -44,7 +46,9 @@ void place_heads(ThreadPool& pool, const Heads& heads, const Cache<Element>& cac
 
 template void store_key_value(const Cache<float>&, int64_t, const float*, const float*);
 template void store_key_value(const Cache<uint16_t>&, int64_t, const float*, const float*);
+template void store_key_value(const Cache<int8_t>&, int64_t, const float*, const float*);
 template void place_heads(ThreadPool&, const Heads&, const Cache<float>&);
 template void place_heads(ThreadPool&, const Heads&, const Cache<uint16_t>&);
+template void place_heads(ThreadPool&, const Heads&, const Cache<int8_t>&);
 
 }  // namespace crossdock

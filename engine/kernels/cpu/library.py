@@ -66,7 +66,7 @@ class Library:
         return bool(self._library.crossdock_has_bf16())
 
     def rounds_attention(self) -> bool:
-        """Whether attention over a cache in bfloat16 rounds queries and weights to bfloat16."""
+        """Whether attention over a cache in bfloat16 or int8 rounds what it multiplies to bfloat16."""
         return bool(self._library.crossdock_rounds_attention())
 
     def lanes(self) -> int:

@@ -10,11 +10,12 @@ from functools import cached_property
 
 import torch
 
-from engine.kernels.backend import AttentionMeta, PackedLinear
+from engine.kernels.backend import AttentionMeta, PackedLinear, scale_elements
 from engine.kernels.cpu.backend import CpuBackend
 from engine.kernels.cpu.library import SUFFIXES, PackedWeight, check
 from engine.kernels.cpu.structures import Cache, Linear, Queries
 
+_CACHES = SUFFIXES | {torch.int8: "int8"}
 _WRITE_KV = (POINTER(Cache), c_void_p, c_int64, c_void_p, c_int64, c_void_p, c_int64)
 _ATTENTION = (c_void_p, POINTER(Cache), POINTER(Queries))
 _SIGNATURES: dict[str, tuple[type, ...]] = {
@@ -23,8 +24,8 @@ _SIGNATURES: dict[str, tuple[type, ...]] = {
     "add_rms_norm": (c_void_p, c_void_p, c_void_p, c_float, c_int64, c_int64),
     "rotary": (c_void_p, c_int64, c_int64, c_int64, c_int64, c_void_p, c_void_p, c_void_p),
     "silu_mul": (c_void_p, c_int64, c_int64),
-    **{f"write_kv_{suffix}": _WRITE_KV for suffix in SUFFIXES.values()},
-    **{f"attention_{suffix}": _ATTENTION for suffix in SUFFIXES.values()},
+    **{f"write_kv_{suffix}": _WRITE_KV for suffix in _CACHES.values()},
+    **{f"attention_{suffix}": _ATTENTION for suffix in _CACHES.values()},
 }
 
 
@@ -88,7 +89,7 @@ class CpuOperations(CpuBackend):
         assert v.shape == k.shape and (heads, dim) == (cache.kv_heads, cache.dim), (k.shape, kv.shape)
         assert slots.shape == (rows,), (slots.shape, rows)
         values = (k.data_ptr(), _row_stride(k), v.data_ptr(), _row_stride(v))
-        self._kernels[f"write_kv_{SUFFIXES[kv.dtype]}"](byref(cache), *values, slots.data_ptr(), rows)
+        self._kernels[f"write_kv_{_CACHES[kv.dtype]}"](byref(cache), *values, slots.data_ptr(), rows)
 
     def attention(
         self,
@@ -122,7 +123,7 @@ class CpuOperations(CpuBackend):
             window=window or 0,
             out=out.data_ptr(),
         )
-        self._kernels[f"attention_{SUFFIXES[kv.dtype]}"](self._thread_pool, byref(cache), byref(queries))
+        self._kernels[f"attention_{_CACHES[kv.dtype]}"](self._thread_pool, byref(cache), byref(queries))
         return out
 
     def silu_mul(self, gate_up: torch.Tensor) -> torch.Tensor:
@@ -143,16 +144,16 @@ def _row_stride(x: torch.Tensor) -> int:
 
 
 def _cache(kv: torch.Tensor, layer: int) -> Cache:
-    """The layer's part of a cache [blocks, layers, 2, block_size, kv_heads, head_dim]."""
+    """The layer's part of a cache [blocks, layers, 2, block_size, kv_heads, head_dim + scale_elements]."""
     check(kv, kv.dtype, 6)
-    _, layers, two, block_size, kv_heads, dim = kv.shape
+    _, layers, two, block_size, kv_heads, row = kv.shape
     assert two == 2 and 0 <= layer < layers, (kv.shape, layer)
-    half = block_size * kv_heads * dim
+    half = block_size * kv_heads * row
     return Cache(
         keys=kv.data_ptr() + layer * 2 * half * kv.element_size(),
         block_stride=layers * 2 * half,
         half=half,
         block_size=block_size,
         kv_heads=kv_heads,
-        dim=dim,
+        dim=row - scale_elements(kv.dtype),
     )

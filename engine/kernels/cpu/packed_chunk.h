@@ -38,12 +38,33 @@ INLINE Words load_words(const Element* from) {
     }
 }
 
+// What the elements of a head are multiplied by, if they are multiplied.
+template <class Element>
+INLINE float scale_of(const Element* head, int64_t dim) {
+    float scale = 1.0f;
+    if constexpr (kScaleElements<Element> > 0) std::memcpy(&scale, head + dim, sizeof scale);
+    return scale;
+}
+
+template <class Word, class Element>
+INLINE Words load_words(const Element* from, float) {
+    return load_words<Word>(from);
+}
+
+template <class Word>
+INLINE Words load_words(const int8_t* from, float scale) {
+#if defined(__AVX512BF16__)
+    if constexpr (kPerWord<Word> == 2) return round_pairs(load(from) * scale, load(from + kLanes) * scale);
+#endif
+    return (Words)(load(from) * scale);
+}
+
 // The first `count` elements, zeros behind them.
 template <class Word, class Element>
-INLINE Words load_words(const Element* from, int64_t count) {
+INLINE Words load_words(const Element* from, float scale, int64_t count) {
     Element row[kLanes * kPerWord<Word>] = {};
     std::memcpy(row, from, count * sizeof(Element));
-    return load_words<Word>(row);
+    return load_words<Word>(row, scale);
 }
 
 template <int Bit>
@@ -81,36 +102,41 @@ void pack_keys(const Element* head, const int64_t* offsets, int64_t dim, Word* t
     for (; d + step <= dim; d += step, to += kLanes * kTileColumns) {
         Words rows[kLanes];
         UNROLL
-        for (int i = 0; i < kLanes; ++i) rows[i] = load_words<Word>(head + offsets[i] + d);
+        for (int i = 0; i < kLanes; ++i) {
+            const Element* from = head + offsets[i];
+            rows[i] = load_words<Word>(from + d, scale_of(from, dim));
+        }
         store_columns(rows, to);
     }
     if (d == dim) return;
     Words rows[kLanes];
     UNROLL
-    for (int i = 0; i < kLanes; ++i) rows[i] = load_words<Word>(head + offsets[i] + d, dim - d);
+    for (int i = 0; i < kLanes; ++i) {
+        const Element* from = head + offsets[i];
+        rows[i] = load_words<Word>(from + d, scale_of(from, dim), dim - d);
+    }
     store_columns(rows, to);
 }
 
-// Words of the values of one position, or of two; zeros behind `dim`, up to a whole vector.
-template <class Element>
-INLINE void pack_values(const Element* from, const Element*, int64_t dim, float* to) {
-    int64_t d = 0;
-    for (; d + kLanes <= dim; d += kLanes) store(to + d, load(from + d));
-    if (d < dim) store(to + d, (Floats)load_words<float>(from + d, dim - d));
-}
+INLINE void put_values(Words values, Words, float* to) { store(to, (Floats)values); }
 
 #if defined(__AVX512BF16__)
-INLINE void pack_values(const uint16_t* first, const uint16_t* second, int64_t dim, Pair* to) {
-    constexpr int step = 2 * kLanes;
-    int64_t d = 0;
-    for (; d + step <= dim; d += step) interleave(first + d, second + d, to + d);
-    if (d == dim) return;
-    uint16_t tails[2][step] = {};
-    std::memcpy(tails[0], first + d, (dim - d) * sizeof(uint16_t));
-    std::memcpy(tails[1], second + d, (dim - d) * sizeof(uint16_t));
-    interleave(tails[0], tails[1], to + d);
-}
+INLINE void put_values(Words first, Words second, Pair* to) { interleave(first, second, to); }
 #endif
+
+// Words of the values of one position, or of two; zeros behind `dim`, up to a whole vector.
+template <class Word, class Element>
+INLINE void pack_values(const Element* first, const Element* second, int64_t dim, Word* to) {
+    constexpr int step = kLanes * kPerWord<Word>;
+    const float scale = scale_of(first, dim), next_scale = scale_of(second, dim);
+    int64_t d = 0;
+    for (; d + step <= dim; d += step) {
+        put_values(load_words<Word>(first + d, scale), load_words<Word>(second + d, next_scale), to + d);
+    }
+    if (d == dim) return;
+    const Words rest = load_words<Word>(first + d, scale, dim - d);
+    put_values(rest, load_words<Word>(second + d, next_scale, dim - d), to + d);
+}
 
 // A chunk's memory. Nothing is cleared: what lies at positions that were not packed is anything.
 template <class Word>

@@ -26,14 +26,14 @@ INLINE Words round_pairs(Floats first, Floats second) {
 }
 
 // Element i of both rows as a pair, for 2 * kLanes elements.
-INLINE void interleave(const uint16_t* first, const uint16_t* second, Pair* to) {
+INLINE void interleave(Words first, Words second, Pair* to) {
     constexpr auto index = [](int from) {
         struct { alignas(64) int16_t at[32]; } lanes{};
         for (int i = 0; i < 32; ++i) lanes.at[i] = static_cast<int16_t>(from + i / 2 + i % 2 * 32);
         return lanes;
     };
     static constexpr auto low = index(0), high = index(16);
-    const __m512i a = _mm512_loadu_si512(first), b = _mm512_loadu_si512(second);
+    const __m512i a = (__m512i)first, b = (__m512i)second;
     _mm512_storeu_si512(to, _mm512_permutex2var_epi16(a, _mm512_load_si512(low.at), b));
     _mm512_storeu_si512(to + kLanes, _mm512_permutex2var_epi16(a, _mm512_load_si512(high.at), b));
 }

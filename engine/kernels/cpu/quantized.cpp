@@ -11,6 +11,7 @@
 #include "linear.h"
 #include "packing.h"
 #include "rows.h"
+#include "signed_bytes.h"
 #include "simd.h"
 #include "thread_pool.h"
 
@@ -88,33 +89,10 @@ struct Rounded {
     }
 };
 
-// The greatest magnitude by its bits: they order a NaN above every number, so a broken group gets a broken scale.
-float greatest_magnitude(const float* x) {
-    uint32_t greatest = 0;
-    for (int i = 0; i < kGroup; ++i) {
-        uint32_t bits;
-        std::memcpy(&bits, x + i, sizeof bits);
-        greatest = std::max(greatest, bits & 0x7fffffffu);
-    }
-    float value;
-    std::memcpy(&value, &greatest, sizeof value);
-    return value;
-}
-
 void round_group(const float* x, int8_t* codes, float* scale, int32_t* sum, float* scaled_sum) {
-    const float greatest = greatest_magnitude(x);
-    const float inverse = greatest > 0.0f ? 127.0f / greatest : 0.0f;
-    const float to_integer = 12582912.0f;  // 1.5 * 2^23: adding it rounds to an integer, ties to even
+    *scale = round_to_bytes(x, kGroup, codes);
     int32_t total = 0;
-    for (int i = 0; i < kGroup; ++i) {
-        const float shifted = x[i] * inverse + to_integer;
-        int32_t bits;
-        std::memcpy(&bits, &shifted, sizeof bits);
-        const int8_t code = static_cast<int8_t>(bits);
-        codes[i] = code;
-        total += code;
-    }
-    *scale = greatest / 127.0f;
+    for (int i = 0; i < kGroup; ++i) total += codes[i];
     *sum = total;
     *scaled_sum = *scale * static_cast<float>(total);
 }

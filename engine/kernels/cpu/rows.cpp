@@ -3,6 +3,7 @@
 
 #include <cmath>
 
+#include "signed_bytes.h"
 #include "simd.h"
 
 namespace crossdock {
@@ -64,6 +65,11 @@ void store_row(const float* from, size_t n, float* to) { std::memcpy(to, from, n
 
 void store_row(const float* from, size_t n, uint16_t* to) {
     for (size_t i = 0; i < n; ++i) to[i] = to_bf16(from[i]);
+}
+
+void store_row(const float* from, size_t n, int8_t* to) {
+    const float scale = round_to_bytes(from, n, to);
+    std::memcpy(to + n, &scale, sizeof scale);
 }
 
 }  // namespace crossdock

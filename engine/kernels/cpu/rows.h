@@ -21,8 +21,9 @@ void rotate_heads(float* heads, size_t count, size_t half, const float* cos, con
 // gate = silu(gate) * up, n floats.
 void silu_mul_row(float* gate, const float* up, size_t n);
 
-// n floats, rounded to the type of `to`.
+// n floats, rounded to the type of `to`; behind signed bytes their scale, a float32.
 void store_row(const float* from, size_t n, float* to);
 void store_row(const float* from, size_t n, uint16_t* to);
+void store_row(const float* from, size_t n, int8_t* to);
 
 }  // namespace crossdock

@@ -45,6 +45,7 @@ typedef float Floats __attribute__((vector_size(kLanes * 4)));
 typedef int32_t Ints __attribute__((vector_size(kLanes * 4)));
 typedef uint32_t Words __attribute__((vector_size(kLanes * 4)));
 typedef uint16_t Halves __attribute__((vector_size(kLanes * 2)));
+typedef int8_t Bytes __attribute__((vector_size(kLanes)));
 
 INLINE Floats load(const float* from) {
     Floats value;
@@ -101,6 +102,20 @@ INLINE Words widen(const uint16_t* from) {
 }
 
 INLINE Floats load(const uint16_t* from) { return (Floats)(widen(from) << 16); }
+
+INLINE Floats load(const int8_t* from) {
+#if defined(__AVX512F__)
+    const __m128i bytes = _mm_loadu_si128(reinterpret_cast<const __m128i*>(from));
+    return (Floats)_mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(bytes));
+#elif defined(__AVX2__) && defined(__FMA__)
+    const __m128i bytes = _mm_loadl_epi64(reinterpret_cast<const __m128i*>(from));
+    return (Floats)_mm256_cvtepi32_ps(_mm256_cvtepi8_epi32(bytes));
+#else
+    Bytes value;
+    std::memcpy(&value, from, sizeof value);
+    return __builtin_convertvector(__builtin_convertvector(value, Ints), Floats);
+#endif
+}
 
 // Lane i of a, or lane i - kLanes of b, for each index i in [0, 2 kLanes).
 INLINE Words shuffle(Words a, Words b, Ints index) {

@@ -64,5 +64,10 @@ void crossdock_write_kv_bf16(const crossdock::Cache<uint16_t>* cache, const floa
                              const float* v, int64_t v_stride, const int64_t* slots, int64_t rows) {
     crossdock::write_kv(*cache, k, k_stride, v, v_stride, slots, rows);
 }
+
+void crossdock_write_kv_int8(const crossdock::Cache<int8_t>* cache, const float* k, int64_t k_stride,
+                             const float* v, int64_t v_stride, const int64_t* slots, int64_t rows) {
+    crossdock::write_kv(*cache, k, k_stride, v, v_stride, slots, rows);
+}
 }
 #pragma GCC visibility pop
