@@ -259,6 +259,7 @@ class DecodeWorker:
             self._end(order.key)
             return
         table, credit = self._reservations.adopt(event.ticket_id)
+        self._cache.from_host(table.ids()[reservation.ticket.first_block :])
         del self._tickets[order.key]
         if order.beam is not None:
             search = begin_search(self._core, reservation, order.beam, table, credit)

@@ -75,6 +75,7 @@ class ModelOptions(BaseModel):
 class EngineOptions(ModelOptions):
     """One engine on one device. Names as vLLM users know them."""
 
+    device: Literal["auto", "cpu", "cuda"] = Field("auto", description="auto: cuda where there is a GPU")
     dtype: Dtype = Field("auto", description="of weights and activations")
     kv_cache_dtype: Dtype = Field("auto", description="of cached keys and values; auto: as --dtype")
     quantization: Literal["auto", "none", "gguf", "int8", "int4"] = Field(

@@ -72,6 +72,8 @@ class Backend(Protocol):
     """
 
     name: str
+    device: torch.device
+    """Where packed weights are, and every tensor of a call."""
     dtype: torch.dtype
     """dtype of the packed weights: float32 or bfloat16."""
     numerics: str

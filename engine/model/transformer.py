@@ -60,11 +60,12 @@ class Transformer:
         self.backend = backend
         self.max_model_len = max_model_len
         packer = _Packer(weights, backend, quantization)
-        self._embedding = packer.read(EMBEDDING).to(backend.dtype, copy=True)
+        self._embedding = packer.read(EMBEDDING).to(backend.device, backend.dtype, copy=True)
         self._layers = tuple(_pack_layer(packer, config, layer) for layer in range(config.layers))
         self._final_norm = packer.norm(FINAL_NORM)
         self._head = packer.product((EMBEDDING if config.tie_word_embeddings else HEAD,), None)
-        self._cos, self._sin = rope_tables(config, max_model_len)
+        cos, sin = rope_tables(config, max_model_len)
+        self._cos, self._sin = cos.to(backend.device), sin.to(backend.device)
         self._scale = 1.0 / math.sqrt(config.head_dim)
 
     def forward(
@@ -127,7 +128,7 @@ class _Packer:
         return tensor
 
     def norm(self, name: str) -> torch.Tensor:
-        return self.read(name).to(torch.float32, copy=True)
+        return self.read(name).to(self._backend.device, torch.float32, copy=True)
 
     def linear(self, *names: str, bias: bool) -> PackedLinear:
         """One linear whose outputs are those of the named ones, in order."""

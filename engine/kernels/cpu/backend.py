@@ -26,6 +26,7 @@ class CpuBackend:
 
     def __init__(self, dtype: torch.dtype, threads: int, library: Library) -> None:
         assert dtype in {torch.float32, torch.bfloat16}, dtype
+        self.device = torch.device("cpu")
         self.dtype = dtype
         bf16 = "own" if library.has_bf16() else "fma"
         self.numerics = f"cpu {platform.machine()} lanes={library.lanes()} bf16={bf16} weights={dtype}"
