@@ -1,8 +1,8 @@
 """What each GPU kernel takes of the chip, from ahead-of-time compilation: needs no GPU.
 
-Compiles every kernel in every shape that it is used in or could be, for compute capability 8.0 and 9.0, and prints
-a table of registers, spilled bytes and shared memory. --write FILE puts it between the marks in FILE, --check FILE
-fails where FILE has another one; both fail when a kernel spills on 9.0.
+Launches every kernel, in every shape that it is used in or could be, on a driver that compiles for compute capability
+8.0 and 9.0 and runs nothing. Prints a table of registers, spilled bytes and shared memory. --write FILE puts it
+between the marks in FILE, --check FILE fails where FILE has another one; both fail when a kernel spills on 9.0.
 """
 
 import argparse
@@ -10,205 +10,167 @@ import re
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterator
+import threading
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from functools import partial
+from itertools import product
 from pathlib import Path
 from typing import Any
 
 import torch
 import triton
-import triton.language as tl
 from triton.backends.compiler import GPUTarget
-from triton.compiler import ASTSource
+from triton.runtime import driver
+from triton.runtime.jit import JITFunction
 
-from engine.kernels.backend import GROUP
-from engine.kernels.triton import attention, blocks, heads, linear, quantized, rows
-from engine.kernels.triton.launch import EXACT
-from engine.kernels.triton.tiles import LINEAR, QUANTIZED, LinearTile, attention_tile
+from benchmarks.gpu_checks import quantized_weight
+from benchmarks.gpu_scene import LAYER, Geometry, Scene
+from engine.kernels.triton import blocks, heads, rows
+from engine.kernels.triton.attention import attention
+from engine.kernels.triton.linear import CHUNK, PackedFloats, float_linear
+from engine.kernels.triton.quantized import pack_integers, quantized_linear
+from engine.kernels.triton.tiles import LINEAR, QUANTIZED, LinearTile
 
 CAPABILITIES = (80, 90)
 BEGIN, END = "<!-- made by benchmarks/gpu_table.py -->", "<!-- end -->"
 SHARED_MAX_BYTES = {80: 163 << 10, 90: 227 << 10}
 
-_POINTERS = {2: "*bf16", 4: "*fp32"}
-_TYPES = {2: tl.bfloat16, 4: tl.float32}
-_DTYPES = {2: torch.bfloat16, 4: torch.float32}
+HOST = torch.device("cpu")
+DTYPES = {2: torch.bfloat16, 4: torch.float32}
 
 
 @dataclass(frozen=True, kw_only=True)
-class Case:
-    """One kernel as it is launched. pointers: their types by parameter; all others are float32, or numbers."""
+class Call:
+    """Something that launches kernels. used: whether the backend launches them so."""
 
     shape: str
-    kernel: Any
-    constants: dict[str, Any]
-    pointers: dict[str, str]
-    warps: int
-    stages: int = 3
+    run: Callable[[], object]
     used: bool = True
 
 
 @dataclass(frozen=True, kw_only=True)
-class Figures:
-    """products: kind and shape of each matrix instruction."""
+class Launched:
+    """One kernel as it was compiled. products: kind and shape of each matrix instruction."""
 
+    kernel: str
+    shape: str
+    used: bool
+    warps: int
     registers: int
     spilled_bytes: int
     shared_bytes: int
     products: tuple[tuple[str, str], ...]
 
-    def __str__(self) -> str:
-        return f"{self.registers} / {self.spilled_bytes} / {self.shared_bytes / 1024:.0f}"
+
+class CompilingDriver:
+    """In place of Triton's: each thread has a GPU of the capability it asked for, on which nothing runs."""
+
+    def __init__(self) -> None:
+        self._local = threading.local()
+
+    def compile(self, call: Call, capability: int) -> list[Launched]:
+        """Every kernel that the call launches. Raises what Triton raises when it cannot compile."""
+        self._local.capability, self._local.kernels = capability, []
+        call.run()
+        return [_launched(call, kernel) for kernel in self._local.kernels]
+
+    def install(self) -> None:
+        """For the rest of this process."""
+        driver.set_active(self)
+        launch = JITFunction.run
+
+        def compile_only(kernel: Any, *arguments: Any, grid: Any, warmup: bool, **options: Any) -> Any:
+            made = launch(kernel, *arguments, grid=grid, warmup=True, **options)
+            self._local.kernels.append(made)
+            return made
+
+        JITFunction.run = compile_only
+
+    def get_current_device(self) -> int:
+        return self._local.capability
+
+    def get_current_stream(self, _: int) -> int:
+        return 0
+
+    def get_current_target(self) -> GPUTarget:
+        return GPUTarget("cuda", self._local.capability, 32)
 
 
-def cases() -> Iterator[Case]:
-    yield from attention_cases()
-    yield from linear_cases()
-    yield from quantized_cases()
-    yield from other_cases()
+def calls() -> Iterator[Call]:
+    yield from attention_calls()
+    yield from product_calls()
+    yield from other_calls()
 
 
-def attention_cases() -> Iterator[Case]:
-    for size, dim, group, windowed in (
-        (2, 64, 4, False), (2, 128, 4, False), (2, 128, 4, True), (2, 256, 4, False), (4, 64, 3, False),
-    ):  # fmt: skip
-        cache = torch.empty((1, 1, 2, 16, 8, dim), dtype=_DTYPES[size], device="meta")
-        tile = attention_tile(cache.dtype, dim)
-        constants = attention.geometry(cache, dim, group, tile, windowed=windowed) | {"DOT": _TYPES[size]}
-        shape = f"{_POINTERS[size][1:]}, d = {dim}, {group} heads a key{', window' if windowed else ''}"
-        pointers = {
-            "kv": _POINTERS[size],
-            "query_starts": "*i32",
-            "context_lengths": "*i32",
-            "block_tables": "*i32",
-        }
-        for kernel in (attention.attend_whole, attention.attend_split):
-            yield Case(
-                shape=shape,
-                kernel=kernel,
-                constants=constants,
-                pointers=pointers,
-                warps=tile.warps,
-                stages=tile.stages,
-            )
-    fold = {name: constants[name] for name in attention.fold_chunks.arg_names if name in constants}
-    fold |= {"DIM": 128, "DIM_PADDED": 128}
-    yield Case(
-        shape="d = 128",
-        kernel=attention.fold_chunks,
-        constants=fold,
-        pointers={"context_lengths": "*i32"},
-        warps=4,
-    )
+def attention_calls() -> Iterator[Call]:
+    shapes = ((2, 64, 4, None), (2, 128, 4, None), (2, 128, 4, 300), (2, 256, 4, None), (4, 64, 3, None))
+    for size, dim, group, window in shapes:
+        geometry = Geometry(
+            kv_heads=2, group=group, dim=dim, block_size=16, dtype=DTYPES[size], window=window
+        )
+        scene = Scene([20, 9], geometry, HOST)
+        name = f"{str(DTYPES[size])[6:]}, d = {dim}, {group} heads a key{', window' if window else ''}"
+        for runs in ([(0, 0, 20), (1, 0, 9)], [(0, 19, 20), (1, 8, 9)]):
+            arguments = (scene.rows(runs), scene.cache, LAYER, scene.meta(runs), dim**-0.5, window)
+            yield Call(shape=name, run=partial(attention, *arguments))
 
 
-def linear_cases() -> Iterator[Case]:
+def product_calls() -> Iterator[Call]:
+    outputs, inputs = 256, 2 * CHUNK
+    x, bias = torch.zeros(17, inputs), torch.zeros(outputs)
     for size, tiles in LINEAR.items():
-        name, pointers = _POINTERS[size][1:], {"weight": _POINTERS[size]}
-        for tile in tiles:
-            constants = {"INNER": tile.inner, "CHUNK": linear.CHUNK, "DOT": _TYPES[size]}
-            yield _tiled(linear.multiply_floats, tile, tiles, name, constants | {"BIASED": True}, pointers)
-            if tile == tiles[0]:
-                yield _tiled(linear.multiply_floats_split, tile, tiles, name, constants, pointers)
-    constants = {"BIASED": True, "TILE": linear.ADD_TILE}
-    yield Case(shape="", kernel=linear.add_chunks, constants=constants, pointers={}, warps=4)
+        packed = PackedFloats(weight=torch.zeros(outputs, inputs, dtype=DTYPES[size]), bias=bias)
+        yield from _by_tile(str(DTYPES[size])[6:], tiles, partial(float_linear, x, packed))
+    for (size, tiles), (bits, least) in product(QUANTIZED.items(), ((8, False), (4, True))):
+        packed_integers = pack_integers(quantized_weight(outputs, inputs, bits, has_least=least), bias, HOST)
+        multiply = partial(quantized_linear, x, packed_integers, dtype=DTYPES[size])
+        yield from _by_tile(f"int{bits} x {str(DTYPES[size])[6:]}", tiles, multiply)
 
 
-def quantized_cases() -> Iterator[Case]:
-    pointers = {"codes": "*u8", "scales": "*fp16", "least": "*fp16"}
-    for size, tiles in QUANTIZED.items():
-        for bits, zero, least in ((8, 128, False), (4, 0, True)):
-            constants = {"BITS": bits, "ZERO": zero, "LEAST": least, "GROUP": GROUP, "CHUNK": linear.CHUNK}
-            constants |= {"DOT": _TYPES[size]}
-            name = f"int{bits} x {_POINTERS[size][1:]}"
-            for tile in tiles:
-                yield _tiled(
-                    quantized.multiply_integers, tile, tiles, name, constants | {"BIASED": True}, pointers
-                )
-            yield _tiled(quantized.multiply_integers_split, tiles[0], tiles, name, constants, pointers)
-
-
-def other_cases() -> Iterator[Case]:
-    places = {"positions": "*i32", "slots": "*i64", "kv": "*bf16"}
-    constants = {"HEADS": 32, "KV_HEADS": 8, "DIM": 128, "HALF_PADDED": 64, "BLOCK_SIZE": 16}
-    for rotated, written in ((True, False), (False, True), (True, True)):
-        what = " and ".join(word for word, done in (("rotated", rotated), ("written", written)) if done)
-        flags = {"ROTATED": rotated, "WRITTEN": written}
-        yield Case(
-            shape=what, kernel=heads.place_heads, constants=constants | flags, pointers=places, warps=1
+def _by_tile(name: str, tiles: tuple[LinearTile, ...], multiply: Callable[..., object]) -> Iterator[Call]:
+    ways = [(tile, False) for tile in tiles] + [(tiles[0], True)]
+    for tile, split in ways:
+        run = partial(multiply, tile=tile, split=split)
+        yield Call(
+            shape=f"{name}, {tile.rows} x {tile.columns} x {tile.inner}", run=run, used=tile == tiles[0]
         )
-    for width, added in ((128, False), (4096, True), (8192, True)):
-        yield Case(
-            shape=f"n = {width}{', residual' if added else ''}",
-            kernel=rows.norm,
-            constants={"PADDED": width, "ADDED": added},
-            pointers={},
-            warps=rows.norm_warps(width),
-        )
-    yield Case(shape="", kernel=rows.gate, constants={"TILE": rows.GATE_TILE}, pointers={}, warps=4)
-    words = {"source": "*i32", "target": "*i32", "source_ids": "*i64", "target_ids": "*i64"}
-    yield Case(shape="", kernel=blocks.move, constants={"TILE": blocks.WORDS}, pointers=words, warps=8)
 
 
-def _tiled(
-    kernel: Any,
-    tile: LinearTile,
-    tiles: tuple[LinearTile, ...],
-    name: str,
-    constants: dict[str, Any],
-    pointers: dict[str, str],
-) -> Case:
-    inner = constants.get("INNER", GROUP)
-    return Case(
-        shape=f"{name}, {tile.rows} x {tile.columns} x {inner}",
-        kernel=kernel,
-        constants=constants | {"ROWS": tile.rows, "COLUMNS": tile.columns},
-        pointers=pointers,
-        warps=tile.warps,
-        stages=tile.stages,
-        used=tile == tiles[0],
+def other_calls() -> Iterator[Call]:
+    q, k, v = torch.zeros(3, 48, 128).split([32, 8, 8], dim=1)
+    places, slots = torch.zeros(3, dtype=torch.int32), torch.zeros(3, dtype=torch.int64)
+    angles = torch.zeros(32, 64)
+    cache = torch.zeros(2, 2, 2, 16, 8, 128, dtype=torch.bfloat16)
+    yield Call(shape="rotated", run=partial(heads.rotate, q, k, places, angles, angles))
+    yield Call(shape="written", run=partial(heads.write, cache, 0, k, v, slots))
+    yield Call(
+        shape="rotated and written",
+        run=partial(heads.rotate_and_write, q, k, v, places, angles, angles, cache, 0, slots),
     )
+    yield Call(shape="n = 128 of a head", run=partial(rows.rms_norm, q, torch.zeros(128), 1e-5))
+    for width in (4096, 8192):
+        x = torch.zeros(3, width)
+        run = partial(rows.add_rms_norm, x, x.clone(), torch.zeros(width), 1e-5)
+        yield Call(shape=f"n = {width}, residual", run=run)
+    yield Call(shape="", run=partial(rows.silu_mul, torch.zeros(3, 4096)))
+    yield Call(shape="", run=partial(blocks.copy_blocks, cache, [(0, 1)]))
 
 
-_NUMBERS = {
-    "q_stride", "k_stride", "v_stride", "x_stride", "row_stride", "block_stride", "half", "table_stride", "window",
-    "sequences", "chunks", "count", "columns", "inputs", "heads", "width", "words",
-}  # fmt: skip
-
-
-def compiled(case: Case, capability: int) -> Figures:
-    """Compile for one GPU. Raises what Triton raises when it cannot."""
-    names = case.kernel.arg_names
-    signature = {name: _type_of(case, name) for name in names}
-    any_number = {parameter.name for parameter in case.kernel.params if parameter.do_not_specialize}
-    aligned: dict[tuple[int, ...], list[list[Any]]] = {
-        (index,): [["tt.divisibility", 16]]
-        for index, name in enumerate(names)
-        if signature[name] not in {"constexpr", "fp32"} and name not in any_number
-    }
-    source = ASTSource(fn=case.kernel, signature=signature, constexprs=case.constants, attrs=aligned)
-    options = {"num_warps": case.warps, "num_stages": case.stages, **EXACT}
-    result = triton.compile(source, target=GPUTarget("cuda", capability, 32), options=options)
-    registers, stack = _resources(result.asm["cubin"])
-    return Figures(
+def _launched(call: Call, kernel: Any) -> Launched:
+    registers, stack = _resources(kernel.asm["cubin"])
+    found = re.findall(r"(wgmma|mma)(?:\.mma_async)?\.\S*?(m\d+n\d+k\d+)", kernel.asm["ptx"])
+    return Launched(
+        kernel=kernel.metadata.name,
+        shape=call.shape,
+        used=call.used,
+        warps=kernel.metadata.num_warps,
         registers=registers,
         spilled_bytes=stack,
-        shared_bytes=result.metadata.shared,
-        products=tuple(
-            sorted(set(re.findall(r"(wgmma\.mma_async|mma)\.\S*?(m\d+n\d+k\d+)", result.asm["ptx"])))
-        ),
+        shared_bytes=kernel.metadata.shared,
+        products=tuple(sorted(set(found))),
     )
-
-
-def _type_of(case: Case, name: str) -> str:
-    if name in case.constants:
-        return "constexpr"
-    if name in case.pointers:
-        return case.pointers[name]
-    if name in {"scale", "eps"}:
-        return "fp32"
-    return "i32" if name in _NUMBERS else "*fp32"
 
 
 def _resources(cubin: bytes) -> tuple[int, int]:
@@ -222,11 +184,19 @@ def _resources(cubin: bytes) -> tuple[int, int]:
     return int(registers), int(stack) + int(local)
 
 
-def table() -> tuple[str, list[str]]:
-    """(Markdown, what is wrong)."""
-    every = list(cases())
-    with ThreadPoolExecutor(max_workers=2) as pool:
-        figures = list(pool.map(_everywhere, every))
+def compiled() -> dict[int, list[Launched]]:
+    """By capability, in the same order."""
+    compiling, every = CompilingDriver(), list(calls())
+    compiling.install()
+    with ThreadPoolExecutor(max_workers=len(CAPABILITIES)) as pool:
+        found = pool.map(
+            lambda one: [each for call in every for each in compiling.compile(call, one)], CAPABILITIES
+        )
+        return dict(zip(CAPABILITIES, found, strict=True))
+
+
+def table(found: dict[int, list[Launched]]) -> str:
+    """Markdown."""
     lines = [
         f"Triton {triton.__version__}; registers of a thread / bytes of its stack (spilled registers) / KiB of shared",
         "memory of a program, and the matrix instruction on sm_90. What is not used is there for `make gpu-bench`.",
@@ -234,36 +204,28 @@ def table() -> tuple[str, list[str]]:
         "| kernel | shape | warps | sm_80 | sm_90 | instruction |",
         "|---|---|---|---|---|---|",
     ]
-    for case, found in zip(every, figures, strict=True):
-        cells = " | ".join(str(found.get(capability, "")) for capability in CAPABILITIES)
-        instruction = ", ".join(f"{kind.split('.')[0]} {shape}" for kind, shape in found[90].products)
-        name = f"{case.kernel.__name__}{'' if case.used else ' (not used)'}"
-        lines.append(f"| {name} | {case.shape} | {case.warps} | {cells} | {instruction} |")
-    return "\n".join(lines), [*_too_large(every, figures), *_unlike(every, figures)]
+    for both in zip(*found.values(), strict=True):
+        cells = (f"{one.registers} / {one.spilled_bytes} / {one.shared_bytes / 1024:.0f}" for one in both)
+        last = both[-1]
+        name = f"{last.kernel}{'' if last.used else ' (not used)'}"
+        instruction = ", ".join(f"{kind} {shape}" for kind, shape in last.products)
+        lines.append(f"| {name} | {last.shape} | {last.warps} | {' | '.join(cells)} | {instruction} |")
+    return "\n".join(dict.fromkeys(lines))
 
 
-def _everywhere(case: Case) -> dict[int, Figures]:
-    return {each: compiled(case, each) for each in CAPABILITIES if case.used or each == 90}
-
-
-def _too_large(every: list[Case], figures: list[dict[int, Figures]]) -> Iterator[str]:
-    for case, found in zip(every, figures, strict=True):
-        for capability, one in found.items():
-            name = f"{case.kernel.__name__} ({case.shape}) on sm_{capability}"
+def faults(found: dict[int, list[Launched]]) -> Iterator[str]:
+    """Spills on 9.0, too much shared memory, and kernels that promise the same bits by different instructions."""
+    for capability, launched in found.items():
+        seen: dict[tuple[str, str, int], tuple[tuple[str, str], ...]] = {}
+        for one in launched:
+            name = f"{one.kernel} ({one.shape}) on sm_{capability}"
             if one.spilled_bytes and capability == 90:
                 yield f"{name} spills {one.spilled_bytes} bytes"
             if one.shared_bytes > SHARED_MAX_BYTES[capability]:
                 yield f"{name} wants {one.shared_bytes} bytes of shared memory"
-
-
-def _unlike(every: list[Case], figures: list[dict[int, Figures]]) -> Iterator[str]:
-    """Two kernels that promise the same bits must multiply by the same instruction."""
-    seen: dict[tuple[str, str, int, int], tuple[tuple[str, str], ...]] = {}
-    for case, found in zip(every, figures, strict=True):
-        family = case.kernel.__name__.removesuffix("_split").removesuffix("_whole")
-        for capability, one in found.items():
-            if seen.setdefault((family, case.shape, case.warps, capability), one.products) != one.products:
-                yield f"{case.kernel.__name__} ({case.shape}) multiplies unlike its twin on sm_{capability}"
+            family = one.kernel.removesuffix("_split").removesuffix("_whole")
+            if seen.setdefault((family, one.shape, one.warps), one.products) != one.products:
+                yield f"{name} multiplies unlike its twin"
 
 
 def main() -> int:
@@ -272,7 +234,8 @@ def main() -> int:
     group.add_argument("--write", type=Path, metavar="FILE")
     group.add_argument("--check", type=Path, metavar="FILE")
     arguments = parser.parse_args()
-    made, faults = table()
+    found = compiled()
+    made, wrong = table(found), list(faults(found))
     path = arguments.write or arguments.check
     if path is None:
         print(made)
@@ -282,12 +245,10 @@ def main() -> int:
         if arguments.write:
             path.write_text(f"{before}{BEGIN}\n{made}\n{END}{after}")
         elif old.strip() != made:
-            faults.append(
-                f"the table in {path} is not this one; run: python -m benchmarks.gpu_table --write {path}"
-            )
-    for fault in faults:
+            wrong.append(f"the table in {path} is not this one; run: make gpu-table")
+    for fault in wrong:
         print(fault, file=sys.stderr)
-    return 1 if faults else 0
+    return 1 if wrong else 0
 
 
 if __name__ == "__main__":

@@ -44,11 +44,12 @@ def choose_backend(
     user's default when None. compilers: tried in turn. Raises CapacityError when the system refuses the threads, or
     has not what cuda needs.
     """
-    missing = _missing_for_cuda()
-    if device == "cuda" and missing is not None:
-        raise CapacityError(f"no device cuda: {missing}")
-    if device != "cpu" and missing is None:
-        return _cuda_backend(dtype)
+    if device != "cpu":
+        missing = _missing_for_cuda()
+        if missing is None:
+            return _cuda_backend(dtype)
+        if device == "cuda":
+            raise CapacityError(f"no device cuda: {missing}")
     try:
         compiler = find_compiler(compilers)
         library = Library(build(cache_folder or default_cache_folder(), compiler, host_flags()))

@@ -9,13 +9,15 @@ import torch
 import triton
 import triton.language as tl
 
+from engine.kernels.triton.launch import EXACT
+
 WORDS = 4096
 """Four-byte words of one program."""
 
 
 def copy_blocks(kv: torch.Tensor, copies: Sequence[tuple[int, int]]) -> None:
     """Copy block `source` to block `target` for each pair of ids, as if in this order. kv: contiguous [blocks, ...]."""
-    for wave in _waves(copies):
+    for wave in waves(copies):
         sources, targets = torch.tensor(wave, dtype=torch.int64).T.contiguous().to(kv.device)
         _move(kv, sources, kv, targets)
 
@@ -31,6 +33,20 @@ def scatter_blocks(kv: torch.Tensor, blocks: torch.Tensor, values: torch.Tensor)
     """Put `values` [n, ...] into these blocks, no two of them the same. blocks: int64 [n], on kv's device."""
     assert values.shape[1:] == kv.shape[1:] and values.dtype == kv.dtype, (values.shape, values.dtype)
     _move(values, torch.arange(len(blocks), device=kv.device), kv, blocks)
+
+
+def waves(copies: Sequence[tuple[int, int]]) -> Iterator[list[tuple[int, int]]]:
+    """Runs of copies that do not touch each other's blocks, so that they may be done at once."""
+    wave: list[tuple[int, int]] = []
+    for source, target in copies:
+        written = {earlier for _, earlier in wave}
+        read = {earlier for earlier, _ in wave}
+        if source in written or target in written | read:
+            yield wave
+            wave = []
+        wave.append((source, target))
+    if wave:
+        yield wave
 
 
 @triton.jit
@@ -62,19 +78,5 @@ def _move(
     whole = (tensor.view(-1).view(torch.int32) for tensor in (source, target))
     first, second = whole
     move[(len(source_ids), triton.cdiv(words, WORDS))](
-        first, source_ids, second, target_ids, words, TILE=WORDS, num_warps=8
+        first, source_ids, second, target_ids, words, TILE=WORDS, num_warps=8, **EXACT
     )
-
-
-def _waves(copies: Sequence[tuple[int, int]]) -> Iterator[list[tuple[int, int]]]:
-    """Runs of copies that do not touch each other's blocks, so that they may be done at once."""
-    wave: list[tuple[int, int]] = []
-    for source, target in copies:
-        written = {earlier for _, earlier in wave}
-        read = {earlier for earlier, _ in wave}
-        if source in written or target in written | read:
-            yield wave
-            wave = []
-        wave.append((source, target))
-    if wave:
-        yield wave
