@@ -52,7 +52,8 @@ class Call:
 
 @dataclass(frozen=True, kw_only=True)
 class Launched:
-    """One kernel as it was compiled. products: kind and shape of each matrix instruction."""
+    """One kernel as it was compiled. products: kind and shape of each matrix instruction. sums: how what is summed, in
+    products and along rows, lies over the threads, as (shape, layout)."""
 
     kernel: str
     shape: str
@@ -62,6 +63,7 @@ class Launched:
     spilled_bytes: int
     shared_bytes: int
     products: tuple[tuple[str, str], ...]
+    sums: tuple[tuple[str, str], ...]
 
 
 class CompilingDriver:
@@ -170,7 +172,15 @@ def _launched(call: Call, kernel: Any) -> Launched:
         spilled_bytes=stack,
         shared_bytes=kernel.metadata.shared,
         products=tuple(sorted(set(found))),
+        sums=_sums(kernel.asm["ttgir"]),
     )
+
+
+def _sums(code: str) -> tuple[tuple[str, str], ...]:
+    layouts = dict(re.findall(r"^(#\w+) = (.*)$", code, re.MULTILINE))
+    along_rows = re.findall(r"\}\) : \(tensor<([^,>]*), (#\w+)>\)", code)
+    products = re.findall(r"(?:tt\.dot|ttng\.warp_group_dot) .* -> tensor<([^,>]*), (#\w+)>", code)
+    return tuple(sorted({(shape, layouts[name]) for shape, name in along_rows + products}))
 
 
 def _resources(cubin: bytes) -> tuple[int, int]:
@@ -214,9 +224,9 @@ def table(found: dict[int, list[Launched]]) -> str:
 
 
 def faults(found: dict[int, list[Launched]]) -> Iterator[str]:
-    """Spills on 9.0, too much shared memory, and kernels that promise the same bits by different instructions."""
+    """Spills on 9.0, too much shared memory, and kernels that promise the same bits and sum in different ways."""
     for capability, launched in found.items():
-        seen: dict[tuple[str, str, int], tuple[tuple[str, str], ...]] = {}
+        seen: dict[tuple[str, str], Launched] = {}
         for one in launched:
             name = f"{one.kernel} ({one.shape}) on sm_{capability}"
             if one.spilled_bytes and capability == 90:
@@ -224,8 +234,9 @@ def faults(found: dict[int, list[Launched]]) -> Iterator[str]:
             if one.shared_bytes > SHARED_MAX_BYTES[capability]:
                 yield f"{name} wants {one.shared_bytes} bytes of shared memory"
             family = one.kernel.removesuffix("_split").removesuffix("_whole")
-            if seen.setdefault((family, one.shape, one.warps), one.products) != one.products:
-                yield f"{name} multiplies unlike its twin"
+            twin = seen.setdefault((family, one.shape), one) if one.used else one
+            if (twin.products, twin.sums) != (one.products, one.sums):
+                yield f"{name} sums unlike {twin.kernel}"
 
 
 def main() -> int:
