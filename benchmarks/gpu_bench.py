@@ -11,7 +11,7 @@ import torch
 import triton
 
 from benchmarks.gpu_checks import quantized_weight
-from benchmarks.gpu_stack import LLAMA_8B, Stack
+from benchmarks.gpu_decoder import LLAMA_8B, random_decoder
 from engine.kernels.backend import AttentionMeta
 from engine.kernels.triton import rows
 from engine.kernels.triton.attention import attention
@@ -152,27 +152,28 @@ def measure_blocks(report: Report, device: torch.device) -> None:
 
 def measure_step(report: Report, device: torch.device, bits: int | None) -> None:
     """One token for each of some sequences, launched one by one and as a CUDA graph."""
-    stack = Stack(SIZES, TritonBackend(torch.bfloat16, device), bits, device)
+    decoder = random_decoder(SIZES, TritonBackend(torch.bfloat16, device), bits, device)
     name = "bf16" if bits is None else f"int{bits}"
     for count, context in ((1, 512), (64, 512), (64, 2048)):
         kv, meta = paged([1] * count, context, device, layers=SIZES.layers)
-        x = torch.randn(count, SIZES.hidden, device=device)
-        moved = stack.weight_bytes() + count * context * kv[0].nbytes / BLOCK_SIZE
-        stack.forward(x, kv, meta)
+        tokens, every = torch.arange(count, device=device), torch.arange(count, device=device)
+        moved = SIZES.weight_bytes(torch.bfloat16, bits) + count * context * kv[0].nbytes / BLOCK_SIZE
+        step = partial(decoder.forward, tokens, kv, meta, every)
+        step()
         for way, run in (
-            ("launched", partial(stack.forward, x, kv, meta)),
-            ("as a graph", captured(stack, x, kv, meta)),
+            ("launched", step),
+            ("as a graph", captured(step)),
         ):
             report.line(f"step, {name}, {count} sequences over {context}, {way}", _median_ms(run), moved)
-        del kv
+        del kv, step, run
         torch.cuda.empty_cache()
 
 
-def captured(stack: Stack, x: torch.Tensor, kv: torch.Tensor, meta: AttentionMeta) -> Callable[[], None]:
-    """Replays a step."""
+def captured(step: Callable[[], object]) -> Callable[[], None]:
+    """Replays it."""
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph):
-        stack.forward(x, kv, meta)
+        step()
     return graph.replay
 
 

@@ -12,9 +12,9 @@ from itertools import pairwise, product
 
 import torch
 
+from benchmarks.gpu_decoder import SMALL, random_decoder
 from benchmarks.gpu_scene import LAYER, Geometry, Run, Scene
-from benchmarks.gpu_stack import SMALL, Stack
-from engine.kernels.backend import GROUP, PackedLinear, QuantizedWeight
+from engine.kernels.backend import GROUP, Decoder, PackedLinear, QuantizedWeight
 from engine.kernels.reference import ReferenceBackend
 from engine.kernels.triton import blocks, heads, rows
 from engine.kernels.triton.attention import attention
@@ -366,23 +366,22 @@ def _stack_error(place: Place, bits: int | None) -> float:
         [[(0, 0, 14), (1, 0, 9)]],
     )
     host = torch.device("cpu")
-    chunked, whole = (_logits(Stack(SMALL, tested, bits, host), tested.device, each) for each in batches)
-    wanted = _logits(Stack(SMALL, exact, bits, host), exact.device, batches[1])
+    decoder = random_decoder(SMALL, tested, bits, host)
+    chunked, whole = (_logits(decoder, tested.device, each) for each in batches)
+    wanted = _logits(random_decoder(SMALL, exact, bits, host), exact.device, batches[1])
     return max(differ(chunked, whole), worst(whole, wanted.double(), 2e-4))
 
 
-def _logits(stack: Stack, device: torch.device, batches: list[list[Run]]) -> torch.Tensor:
+def _logits(decoder: Decoder, device: torch.device, batches: list[list[Run]]) -> torch.Tensor:
     """Of both sequences, in order, on the host."""
     geometry = Geometry(kv_heads=SMALL.kv_heads, group=2, dim=SMALL.dim, block_size=4, dtype=torch.float32)
     scene = Scene([14, 9], geometry, device)
-    inputs = [
-        torch.randn(length, SMALL.hidden, generator=torch.Generator().manual_seed(length))
-        for length in (14, 9)
-    ]
+    tokens = [torch.arange(length) * 37 % SMALL.vocab for length in (14, 9)]
     found: list[list[torch.Tensor]] = [[], []]
     for runs in batches:
-        x = torch.cat([inputs[sequence][first:end] for sequence, first, end in runs]).to(device)
-        logits = stack.forward(x, scene.cache, scene.meta(runs)).cpu()
+        token_ids = torch.cat([tokens[sequence][first:end] for sequence, first, end in runs]).to(device)
+        every = torch.arange(len(token_ids), device=device)
+        logits = decoder.forward(token_ids, scene.cache, scene.meta(runs), every).cpu()
         for run, part in zip(runs, logits.split([end - first for _, first, end in runs]), strict=True):
             found[run[0]].append(part)
     return torch.cat([part for parts in found for part in parts])

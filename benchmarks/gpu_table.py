@@ -1,6 +1,6 @@
 """What each GPU kernel takes of the chip, from ahead-of-time compilation: needs no GPU.
 
-Launches every kernel, in every shape that it is used in or could be, on a driver that compiles for compute capability
+Launches every kernel, in the shapes that it is used in, on a driver that compiles for compute capability
 8.0 and 9.0 and runs nothing. Prints a table of registers, spilled bytes and shared memory. --write FILE puts it
 between the marks in FILE, --check FILE fails where FILE has another one; both fail when a kernel spills on 9.0.
 """
@@ -31,23 +31,22 @@ from engine.kernels.triton import blocks, heads, rows
 from engine.kernels.triton.attention import attention
 from engine.kernels.triton.linear import CHUNK, PackedFloats, float_linear
 from engine.kernels.triton.quantized import pack_integers, quantized_linear
-from engine.kernels.triton.tiles import LINEAR, QUANTIZED, LinearTile
+from engine.kernels.triton.tiles import LinearTile, linear_tile, quantized_tile
 
 CAPABILITIES = (80, 90)
 BEGIN, END = "<!-- made by benchmarks/gpu_table.py -->", "<!-- end -->"
 SHARED_MAX_BYTES = {80: 163 << 10, 90: 227 << 10}
 
 HOST = torch.device("cpu")
-DTYPES = {2: torch.bfloat16, 4: torch.float32}
+DTYPES = (torch.bfloat16, torch.float32)
 
 
 @dataclass(frozen=True, kw_only=True)
 class Call:
-    """Something that launches kernels. used: whether the backend launches them so."""
+    """Something that launches kernels, as the backend does."""
 
     shape: str
     run: Callable[[], object]
-    used: bool = True
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -57,7 +56,6 @@ class Launched:
 
     kernel: str
     shape: str
-    used: bool
     warps: int
     registers: int
     spilled_bytes: int
@@ -107,13 +105,18 @@ def calls() -> Iterator[Call]:
 
 
 def attention_calls() -> Iterator[Call]:
-    shapes = ((2, 64, 4, None), (2, 128, 4, None), (2, 128, 4, 300), (2, 256, 4, None), (4, 64, 3, None))
-    for size, dim, group, window in shapes:
-        geometry = Geometry(
-            kv_heads=2, group=group, dim=dim, block_size=16, dtype=DTYPES[size], window=window
-        )
+    half, single = DTYPES
+    shapes = (
+        (half, 64, 4, None),
+        (half, 128, 4, None),
+        (half, 128, 4, 300),
+        (half, 256, 4, None),
+        (single, 64, 3, None),
+    )
+    for dtype, dim, group, window in shapes:
+        geometry = Geometry(kv_heads=2, group=group, dim=dim, block_size=16, dtype=dtype, window=window)
         scene = Scene([20, 9], geometry, HOST)
-        name = f"{str(DTYPES[size])[6:]}, d = {dim}, {group} heads a key{', window' if window else ''}"
+        name = f"{str(dtype)[6:]}, d = {dim}, {group} heads a key{', window' if window else ''}"
         for runs in ([(0, 0, 20), (1, 0, 9)], [(0, 19, 20), (1, 8, 9)]):
             arguments = (scene.rows(runs), scene.cache, LAYER, scene.meta(runs), dim**-0.5, window)
             yield Call(shape=name, run=partial(attention, *arguments))
@@ -122,22 +125,19 @@ def attention_calls() -> Iterator[Call]:
 def product_calls() -> Iterator[Call]:
     outputs, inputs = 256, 2 * CHUNK
     x, bias = torch.zeros(17, inputs), torch.zeros(outputs)
-    for size, tiles in LINEAR.items():
-        packed = PackedFloats(weight=torch.zeros(outputs, inputs, dtype=DTYPES[size]), bias=bias)
-        yield from _by_tile(str(DTYPES[size])[6:], tiles, partial(float_linear, x, packed))
-    for (size, tiles), (bits, least) in product(QUANTIZED.items(), ((8, False), (4, True))):
+    for dtype in DTYPES:
+        packed = PackedFloats(weight=torch.zeros(outputs, inputs, dtype=dtype), bias=bias)
+        yield from _both_ways(str(dtype)[6:], linear_tile(dtype), partial(float_linear, x, packed))
+    for dtype, (bits, least) in product(DTYPES, ((8, False), (4, True))):
         packed_integers = pack_integers(quantized_weight(outputs, inputs, bits, has_least=least), bias, HOST)
-        multiply = partial(quantized_linear, x, packed_integers, dtype=DTYPES[size])
-        yield from _by_tile(f"int{bits} x {str(DTYPES[size])[6:]}", tiles, multiply)
+        multiply = partial(quantized_linear, x, packed_integers, dtype=dtype)
+        yield from _both_ways(f"int{bits} x {str(dtype)[6:]}", quantized_tile(dtype), multiply)
 
 
-def _by_tile(name: str, tiles: tuple[LinearTile, ...], multiply: Callable[..., object]) -> Iterator[Call]:
-    ways = [(tile, False) for tile in tiles] + [(tiles[0], True)]
-    for tile, split in ways:
-        run = partial(multiply, tile=tile, split=split)
-        yield Call(
-            shape=f"{name}, {tile.rows} x {tile.columns} x {tile.inner}", run=run, used=tile == tiles[0]
-        )
+def _both_ways(name: str, tile: LinearTile, multiply: Callable[..., object]) -> Iterator[Call]:
+    shape = f"{name}, {tile.rows} x {tile.columns} x {tile.inner}"
+    for split in (False, True):
+        yield Call(shape=shape, run=partial(multiply, tile=tile, split=split))
 
 
 def other_calls() -> Iterator[Call]:
@@ -166,7 +166,6 @@ def _launched(call: Call, kernel: Any) -> Launched:
     return Launched(
         kernel=kernel.metadata.name,
         shape=call.shape,
-        used=call.used,
         warps=kernel.metadata.num_warps,
         registers=registers,
         spilled_bytes=stack,
@@ -209,7 +208,7 @@ def table(found: dict[int, list[Launched]]) -> str:
     """Markdown."""
     lines = [
         f"Triton {triton.__version__}; registers of a thread / bytes of its stack (spilled registers) / KiB of shared",
-        "memory of a program, and the matrix instruction on sm_90. What is not used is there for `make gpu-bench`.",
+        "memory of a program, and the matrix instruction on sm_90.",
         "",
         "| kernel | shape | warps | sm_80 | sm_90 | instruction |",
         "|---|---|---|---|---|---|",
@@ -217,9 +216,8 @@ def table(found: dict[int, list[Launched]]) -> str:
     for both in zip(*found.values(), strict=True):
         cells = (f"{one.registers} / {one.spilled_bytes} / {one.shared_bytes / 1024:.0f}" for one in both)
         last = both[-1]
-        name = f"{last.kernel}{'' if last.used else ' (not used)'}"
         instruction = ", ".join(f"{kind} {shape}" for kind, shape in last.products)
-        lines.append(f"| {name} | {last.shape} | {last.warps} | {' | '.join(cells)} | {instruction} |")
+        lines.append(f"| {last.kernel} | {last.shape} | {last.warps} | {' | '.join(cells)} | {instruction} |")
     return "\n".join(dict.fromkeys(lines))
 
 
@@ -234,7 +232,7 @@ def faults(found: dict[int, list[Launched]]) -> Iterator[str]:
             if one.shared_bytes > SHARED_MAX_BYTES[capability]:
                 yield f"{name} wants {one.shared_bytes} bytes of shared memory"
             family = one.kernel.removesuffix("_split").removesuffix("_whole")
-            twin = seen.setdefault((family, one.shape), one) if one.used else one
+            twin = seen.setdefault((family, one.shape), one)
             if (twin.products, twin.sums) != (one.products, one.sums):
                 yield f"{name} sums unlike {twin.kernel}"
 

@@ -12,8 +12,10 @@ from functools import partial
 
 import torch
 
-from engine.kernels.backend import AttentionMeta, Backend
-from engine.kernels.select import choose_backend
+from engine.kernels.backend import AttentionMeta
+from engine.kernels.cpu.build import COMPILERS, build, default_cache_folder, find_compiler, host_flags
+from engine.kernels.cpu.library import Library
+from engine.kernels.cpu.operations import CpuOperations
 
 HIDDEN, HEADS, KV_HEADS, HEAD_DIM, FFN, VOCAB = 576, 9, 3, 64, 1536, 49152
 BLOCK_SIZE = 16
@@ -47,13 +49,14 @@ def main() -> None:
     torch.set_num_threads(arguments.threads)
     bandwidth = measure_bandwidth(arguments.repeats)
     print(f"{arguments.threads} threads, memory reads at {bandwidth / 1e9:.1f} GB/s")
+    library = Library(build(default_cache_folder(), find_compiler(COMPILERS), host_flags()))
     for dtype in (torch.float32, torch.bfloat16):
-        chosen = choose_backend(dtype, arguments.threads)
-        rate = measure_rate(chosen.backend, arguments.repeats)
-        print(f"\n{chosen.backend.name} {dtype}, best product {rate / 1e9:.0f} GF/s {chosen.note or ''}")
+        kernels = CpuOperations(dtype, arguments.threads, library)
+        rate = measure_rate(kernels, arguments.repeats)
+        print(f"\n{dtype}, best product {rate / 1e9:.0f} GF/s")
         machine = Machine(bandwidth=bandwidth, rate=rate)
-        print_linears(chosen.backend, machine, arguments.repeats)
-        print_attention(chosen.backend, machine, arguments.repeats)
+        print_linears(kernels, machine, arguments.repeats)
+        print_attention(kernels, machine, arguments.repeats)
 
 
 def measure_bandwidth(repeats: int) -> float:
@@ -62,20 +65,20 @@ def measure_bandwidth(repeats: int) -> float:
     return memory.nbytes / fastest_s(memory.sum, repeats)
 
 
-def measure_rate(backend: Backend, repeats: int) -> float:
-    packed = backend.pack(torch.randn(2048, 1024))
+def measure_rate(kernels: CpuOperations, repeats: int) -> float:
+    packed = kernels.pack(torch.randn(2048, 1024))
     x = torch.randn(504, 1024)
-    return 2 * 504 * 1024 * 2048 / fastest_s(lambda: backend.linear(x, packed), repeats)
+    return 2 * 504 * 1024 * 2048 / fastest_s(lambda: kernels.linear(x, packed), repeats)
 
 
-def print_linears(backend: Backend, machine: Machine, repeats: int) -> None:
+def print_linears(kernels: CpuOperations, machine: Machine, repeats: int) -> None:
     print(f"{'product':>10} {'rows':>5} {'us':>9} {'GF/s':>7} {'GB/s':>6} {'floor us':>9} {'of floor':>9}")
     for name, (inputs, outputs) in LINEARS.items():
-        packed = backend.pack(torch.randn(outputs, inputs))
+        packed = kernels.pack(torch.randn(outputs, inputs))
         for rows in (1, 8, 32, 256):
             x = torch.randn(rows, inputs)
-            taken = fastest_s(partial(backend.linear, x, packed), repeats)
-            num_bytes = inputs * outputs * backend.dtype.itemsize
+            taken = fastest_s(partial(kernels.linear, x, packed), repeats)
+            num_bytes = inputs * outputs * kernels.dtype.itemsize
             operations = 2.0 * rows * inputs * outputs
             floor = machine.floor_s(num_bytes, operations)
             print(
@@ -84,27 +87,27 @@ def print_linears(backend: Backend, machine: Machine, repeats: int) -> None:
             )
 
 
-def print_attention(backend: Backend, machine: Machine, repeats: int) -> None:
+def print_attention(kernels: CpuOperations, machine: Machine, repeats: int) -> None:
     print(
         f"{'attention':>10} {'rows':>5} {'context':>8} {'us':>9} {'ns/token-kv-head':>17} {'GF/s':>7} {'of floor':>9}"
     )
     for sequences, rows, context in ATTENTION:
-        taken = time_attention(backend, sequences, rows, context, repeats)
+        taken = time_attention(kernels, sequences, rows, context, repeats)
         tokens = sequences * context * KV_HEADS
         pairs = sequences * (rows * (context - rows) + rows * (rows + 1) / 2)
         operations = pairs * HEADS * HEAD_DIM * 4
-        floor = machine.floor_s(tokens * 2 * HEAD_DIM * backend.dtype.itemsize, operations)
+        floor = machine.floor_s(tokens * 2 * HEAD_DIM * kernels.dtype.itemsize, operations)
         print(
             f"{sequences:>8} x {rows:>5} {context:>8} {taken * 1e6:>9.1f} {taken * 1e9 / tokens:>17.1f} "
             f"{operations / taken / 1e9:>7.1f} {floor / taken:>9.0%}"
         )
 
 
-def time_attention(backend: Backend, sequences: int, rows: int, context: int, repeats: int) -> float:
-    """Seconds of one layer, cache in the backend's dtype, blocks scattered."""
+def time_attention(kernels: CpuOperations, sequences: int, rows: int, context: int, repeats: int) -> float:
+    """Seconds of one layer, cache in the weights' dtype, blocks scattered."""
     blocks = sequences * context // BLOCK_SIZE
     shape = (blocks, LAYERS, 2, BLOCK_SIZE, KV_HEADS, HEAD_DIM)
-    kv = torch.randn(shape).to(backend.dtype)
+    kv = torch.randn(shape).to(kernels.dtype)
     q = torch.randn(sequences * rows, HEADS, HEAD_DIM)
     meta = AttentionMeta(
         positions=torch.arange(context - rows, context, dtype=torch.int32).repeat(sequences),
@@ -116,7 +119,7 @@ def time_attention(backend: Backend, sequences: int, rows: int, context: int, re
 
     def all_layers() -> None:
         for layer in range(LAYERS):
-            backend.attention(q, kv, layer, meta, HEAD_DIM**-0.5, None)
+            kernels.attention(q, kv, layer, meta, HEAD_DIM**-0.5, None)
 
     return fastest_s(all_layers, repeats) / LAYERS
 

@@ -50,6 +50,11 @@ class Asked:
     arrived: float
     preemptions: int = 0
     credit: Credit | None = None
+    sequence: Sequence | None = None
+
+    def computed(self) -> int:
+        """Tokens whose KV is there."""
+        return self.sequence.computed if self.sequence else 0
 
     def most(self) -> int:
         """Blocks that it can ever need."""
@@ -93,7 +98,7 @@ class NullRunner:
     """A model that always says token 0."""
 
     def run(self, batch: Batch) -> torch.Tensor:
-        logits = torch.zeros(sum(item.wants_logits for item in batch.items), 2)
+        logits = torch.zeros(len(batch.rows), 2)
         logits[:, 0] = 1.0
         return logits
 
@@ -178,7 +183,6 @@ class Worker:
         return SequenceView(
             id=("", asked.number, 0),
             uncomputed=asked.known,
-            length=asked.known,
             blocks_to_start=start,
             blocks_to_end=asked.most() - start,
             arrived=asked.arrived,
@@ -201,7 +205,7 @@ class Worker:
                 table=table,
                 credit=asked.credit,
             )
-            self._running[number] = asked
+            self._running[number], asked.sequence = asked, sequence
             self.core.adopt(sequence)
             self._hear(sequence)
 
@@ -244,7 +248,7 @@ class Worker:
         figures.owned_blocks += owned
         reserved = sum(each.start(self._way.whole_answer) for _, _, each in self._coming)
         figures.slots += (owned + promised - reserved) * BLOCK
-        figures.filled += sum(one.length - one.uncomputed for one in running)
+        figures.filled += sum(self._running[one.id[1]].computed() for one in running)
         figures.contiguous += sum(self._running[one.id[1]].prompt + MAX_TOKENS for one in running)
 
 

@@ -7,7 +7,9 @@ from typing import TypeVar
 
 import grpc
 
-from crossdock.client import DEFAULT_TARGET, request_error
+from commands import connection
+from crossdock.client import request_error
+from crossdock.credentials import Credentials
 from crossdock.v1 import control_pb2_grpc as pb_grpc
 
 _Response = TypeVar("_Response")
@@ -16,9 +18,9 @@ _Response = TypeVar("_Response")
 class Control:
     """The stub, and the credential and deadline that each call carries."""
 
-    def __init__(self, channel: grpc.Channel, token: str, timeout_s: float) -> None:
+    def __init__(self, channel: grpc.Channel, credentials: Credentials, timeout_s: float) -> None:
         self.stub = pb_grpc.ControlServiceStub(channel)
-        self._metadata = (("authorization", f"Bearer {token}"),) if token else ()
+        self._metadata = credentials.metadata()
         self._timeout_s = timeout_s
 
     def call(self, method: Callable[..., _Response], request: object) -> _Response:
@@ -28,27 +30,25 @@ class Control:
 def parser(verb: str, description: str) -> argparse.ArgumentParser:
     """A parser with the flags that every control command takes."""
     parser = argparse.ArgumentParser(prog=f"crossdock {verb}", description=description, allow_abbrev=False)
-    parser.add_argument("--target", default=DEFAULT_TARGET, help="gateway (default: %(default)s)")
-    parser.add_argument(
-        "--timeout", type=float, default=10.0, metavar="SECONDS", help="(default: %(default)s)"
+    connection.add_flags(
+        parser,
+        key_flag="--control-token",
+        key_help="credential; none for a gateway on this machine without keys",
     )
     parser.add_argument(
-        "--control-token", default="", help="credential, or @file; none for a loopback gateway"
+        "--timeout", type=float, default=10.0, metavar="SECONDS", help="(default: %(default)s)"
     )
     return parser
 
 
 def run(flags: argparse.Namespace, show: Callable[[Control], int]) -> int:
     """What `show` returns, or 1 with one line on standard error when the gateway refuses or is not there."""
-    token: str = flags.control_token
     try:
-        if token.startswith("@"):
-            with open(token[1:], encoding="utf-8") as file:
-                token = file.read().strip()
-        with grpc.insecure_channel(flags.target) as channel:
-            return show(Control(channel, token, flags.timeout))
+        credentials = connection.credentials(flags)
+        with credentials.channel(flags.target) as channel:
+            return show(Control(channel, credentials, flags.timeout))
     except grpc.RpcError as error:
         print(f"crossdock: {' '.join(str(request_error(error)).split())}", file=sys.stderr)
-    except OSError as error:
-        print(f"crossdock: --control-token: {error.strerror}", file=sys.stderr)
+    except connection.FlagError as error:
+        print(f"crossdock: {error}", file=sys.stderr)
     return 1

@@ -5,19 +5,20 @@ import os
 import sys
 from collections.abc import Sequence
 
-from crossdock.client import DEFAULT_TARGET, Client, Delta, Generation, Message, Prompt, RequestError
+from commands import connection
+from crossdock.client import Client, Delta, Generation, Message, Prompt, RequestError
 
 
 def main(argv: Sequence[str]) -> int:
     """Returns 0 when the answer is complete, 1 with one line on standard error when it is not."""
     flags = _parser().parse_args(argv)
     try:
-        with Client(flags.target) as client:
+        with Client(flags.target, credentials=connection.credentials(flags)) as client:
             for delta in client.stream(_prompt(flags), _generation(flags)):
                 _show(delta, flags)
         if flags.logprobs is None:
             print()
-    except RequestError as error:
+    except (RequestError, connection.FlagError) as error:
         print(f"crossdock generate: {_one_line(error)}", file=sys.stderr)
         return 1
     except BrokenPipeError:
@@ -34,7 +35,7 @@ def _parser() -> argparse.ArgumentParser:
         allow_abbrev=False,
     )
     parser.add_argument("prompt", help='the text; "-" reads standard input')
-    parser.add_argument("--target", default=DEFAULT_TARGET, help="gateway (default: %(default)s)")
+    connection.add_flags(parser, key_flag="--api-key", key_help="where the gateway asks for one")
     parser.add_argument("--model", default="", help="served model name (default: the server's)")
     parser.add_argument("--max-tokens", type=int, default=256, help="(default: %(default)s)")
     parser.add_argument("--temperature", type=float, default=0.0, help="0 is greedy (default: %(default)s)")
@@ -94,5 +95,5 @@ def _show(delta: Delta, flags: argparse.Namespace) -> None:
         print(delta.text, end="", flush=True)
 
 
-def _one_line(error: RequestError) -> str:
+def _one_line(error: Exception) -> str:
     return " ".join(str(error).split())

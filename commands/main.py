@@ -27,7 +27,8 @@ VERBS = {
     "prefill-worker": Verb("commands.process", "prefill_worker_main", "one prefill worker"),
     "decode-worker": Verb("commands.process", "decode_worker_main", "one decode worker"),
     "generate": Verb("commands.generate", "main", "a prompt's answer, streamed to the terminal"),
-    "keys": Verb("commands.keys", "main", "keys for KV blocks between machines"),
+    "keys": Verb("commands.keys", "main", "keys for KV blocks between machines, and API keys"),
+    "proto": Verb("commands.proto", "main", "the .proto files, for stubs in other languages"),
     "status": Verb("commands.status", "main", "what runs where"),
     "audit": Verb("commands.audit", "main", "whether every worker's block ledger balances"),
 }

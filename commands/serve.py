@@ -12,14 +12,16 @@ import signal
 import sys
 import tempfile
 import time
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
-from itertools import count
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, closing, contextmanager, nullcontext
+from functools import partial
+from itertools import count, cycle, islice
 from pathlib import Path
 
 from commands.supervisor import ChildSpec, Supervisor
 from service import config, server
 from service.config import EngineOptions, GatewayOptions, ServeOptions, WorkerOptions
+from service.core_board import SEATS_MAX, CoreBoard
 from service.flags import ConfigError
 from service.model_source import resolve_model
 from service.readiness import Field
@@ -27,6 +29,7 @@ from service.startup import EXIT_CODE, StartupError
 
 _PROG = "crossdock serve"
 _GATEWAY = "gateway"
+PORT_MAX = 65_535
 _SOCKET_PATH_MAX = 90  # of the 107 bytes that a Unix socket's path may have
 
 
@@ -37,9 +40,12 @@ def main(argv: Sequence[str]) -> int:
     try:
         options = config.load(ServeOptions, argv, environ, prog=_PROG)
         resolve_model(options.model)
-        with _runtime_folder() as folder:
-            specs = plan(options, folder, environ, secrets.token_hex(32))
-            return server.run(supervise(specs, options, started))
+        with _runtime_folder() as folder, core_board(options) as board:
+            specs = plan(
+                options, folder, environ, secrets.token_hex(32), None if board is None else board.path
+            )
+            on_end = partial(_vacate, board, tuple(deal(options)))
+            return server.run(supervise(specs, options, started, on_end))
     except ConfigError as error:
         print(*(f"{_PROG}: {line}" for line in error.lines), sep="\n", file=sys.stderr)
     except StartupError as error:
@@ -48,12 +54,16 @@ def main(argv: Sequence[str]) -> int:
 
 
 def plan(
-    options: ServeOptions, folder: Path, environ: Mapping[str, str], ticket_key: str
+    options: ServeOptions,
+    folder: Path,
+    environ: Mapping[str, str],
+    ticket_key: str,
+    board: Path | None = None,
 ) -> tuple[ChildSpec, ...]:
     """The processes that make up the service. folder: private to this user; sockets are made there.
-    ticket_key: in hexadecimal; it travels by the environment, since command lines are public."""
+    ticket_key: in hexadecimal; it travels by the environment, since command lines are public. board: on which the
+    workers find out whose cores are free; its seats are in the order of `deal`."""
     key = {"ticket_key": ticket_key}
-    ring = _Ring(options.cores or tuple(sorted(os.sched_getaffinity(0))))
     child_environ = config.child_environment(environ, key)
     workers = [
         ChildSpec(
@@ -61,31 +71,54 @@ def plan(
             argv=_argv(verb, worker),
             environ=child_environ,
         )
-        for verb, worker in _workers(options, folder, ring, ticket_key)
+        for verb, worker in _workers(options, folder, ticket_key, board)
     ]
-    gateway = GatewayOptions.model_validate(
-        _shared(options, GatewayOptions)
-        | {
-            "prefill_workers": [_socket(folder, f"prefill-{i}") for i in range(options.prefill)],
-            "decode_workers": [_socket(folder, f"decode-{i}") for i in range(options.decode)],
-            "ticket_key": ticket_key,
-            "die_with_parent": True,
-        }
-    )
     token = options.control_token
     front_environ = config.child_environment(
         environ, key if token is None else key | {"control_token": token.get_secret_value()}
     )
-    front = ChildSpec(name=_GATEWAY, argv=_argv(_GATEWAY, gateway), environ=front_environ, stage=1)
-    return (*workers, front)
+    fronts = [
+        ChildSpec(name=name, argv=_argv("gateway", gateway), environ=front_environ, stage=1)
+        for name, gateway in _gateways(options, folder, ticket_key)
+    ]
+    return (*workers, *fronts)
 
 
-async def supervise(specs: Sequence[ChildSpec], options: ServeOptions, started: float) -> int:
+def deal(options: ServeOptions) -> dict[str, tuple[int, ...]]:
+    """The cores of each worker, by its name. Who asks for no number of threads gets a fair share of what the others
+    leave, and at least one. When all are dealt it starts over with the first."""
+    cores = options.cores or tuple(sorted(os.sched_getaffinity(0)))
+    workers = [
+        (f"{pool}-{i}", engine.threads) for pool, count, engine in _pools(options) for i in range(count)
+    ]
+    open_hands = sum(threads is None for _, threads in workers)
+    left = max(0, len(cores) - sum(threads or 0 for _, threads in workers))
+    shares = (max(1, (left + i) // open_hands) for i in reversed(range(open_hands)))
+    ring = cycle(cores)
+    return {name: tuple(dict.fromkeys(islice(ring, threads or next(shares)))) for name, threads in workers}
+
+
+def core_board(options: ServeOptions) -> AbstractContextManager[CoreBoard | None]:
+    """What the workers lend their cores by, until the block ends. None where nothing is lent: nobody wants it, or there
+    are too many workers to keep apart."""
+    hands = deal(options)
+    if not options.lend_cores or len(hands) > SEATS_MAX:
+        return nullcontext()
+    return closing(CoreBoard.make(tuple(hands.values())))
+
+
+async def supervise(
+    specs: Sequence[ChildSpec],
+    options: ServeOptions,
+    started: float,
+    on_end: Callable[[str], None] = lambda name: None,
+) -> int:
     """Runs the processes until a signal; says once where they serve. started: seconds on the monotonic clock.
+    on_end: called with the name of a process that is gone.
 
     Raises ChildFailure, when all are gone again, if one of them cannot start.
     """
-    supervisor = Supervisor(specs, say=_say_raw, shutdown_timeout_s=options.shutdown_timeout)
+    supervisor = Supervisor(specs, say=_say_raw, shutdown_timeout_s=options.shutdown_timeout, on_end=on_end)
     with _signals(supervisor) as asked_to_end:
         starting = asyncio.ensure_future(supervisor.start())
         ending = asyncio.ensure_future(asked_to_end.wait())
@@ -106,15 +139,19 @@ async def supervise(specs: Sequence[ChildSpec], options: ServeOptions, started: 
     return 0
 
 
-def _workers(
-    options: ServeOptions, folder: Path, ring: "_Ring", ticket_key: str
-) -> Iterator[tuple[str, WorkerOptions]]:
-    pools: tuple[tuple[str, int, EngineOptions], ...] = (
+def _pools(options: ServeOptions) -> tuple[tuple[str, int, EngineOptions], ...]:
+    return (
         ("prefill", options.prefill, options.prefill_engine),
         ("decode", options.decode, options.decode_engine),
     )
-    everybody = sum(workers for _, workers, _ in pools)
-    for pool, workers, engine in pools:
+
+
+def _workers(
+    options: ServeOptions, folder: Path, ticket_key: str, board: Path | None
+) -> Iterator[tuple[str, WorkerOptions]]:
+    hands = deal(options)
+    everybody = len(hands)
+    for pool, workers, engine in _pools(options):
         share = engine.gpu_memory_utilization
         for index in range(workers):
             name = f"{pool}-{index}"
@@ -132,24 +169,31 @@ def _workers(
                         "kv_listen": kv_listen,
                         "worker_id": name,
                         "ticket_key": ticket_key,
-                        "cores": ring.deal(engine.threads),
+                        "cores": hands[name],
+                        "core_board": board,
+                        "core_seat": tuple(hands).index(name),
                         "die_with_parent": True,
                     }
                 ),
             )
 
 
-class _Ring:
-    """Deals cores in turn, starting over when all are dealt."""
-
-    def __init__(self, cores: Sequence[int]) -> None:
-        self._cores = tuple(cores)
-        self._next = 0
-
-    def deal(self, wanted: int) -> tuple[int, ...]:
-        dealt = [self._cores[(self._next + i) % len(self._cores)] for i in range(wanted)]
-        self._next += wanted
-        return tuple(dict.fromkeys(dealt))
+def _gateways(options: ServeOptions, folder: Path, ticket_key: str) -> Iterator[tuple[str, GatewayOptions]]:
+    """All on one gRPC port, each on an HTTP port of its own. Raises StartupError when there is no port to share."""
+    if options.gateways > 1 and options.grpc_port == 0:
+        raise StartupError("--gateways: several need a --grpc-port that they can share")
+    if options.http_port + options.gateways - 1 > PORT_MAX:
+        raise StartupError(f"--gateways: their HTTP ports, from --http-port on, would end above {PORT_MAX}")
+    for index in range(options.gateways):
+        fields = _shared(options, GatewayOptions) | {
+            "prefill_workers": [_socket(folder, f"prefill-{i}") for i in range(options.prefill)],
+            "decode_workers": [_socket(folder, f"decode-{i}") for i in range(options.decode)],
+            "ticket_key": ticket_key,
+            "die_with_parent": True,
+            "share_grpc_port": options.gateways > 1,
+            "http_port": options.http_port + index if options.http_port else 0,
+        }
+        yield (_GATEWAY if index == 0 else f"{_GATEWAY}-{index}", GatewayOptions.model_validate(fields))
 
 
 def _shared(options: ServeOptions, target: type[GatewayOptions]) -> dict[str, object]:
@@ -164,6 +208,12 @@ def _argv(verb: str, options: GatewayOptions | WorkerOptions) -> tuple[str, ...]
 
 def _socket(folder: Path, name: str) -> str:
     return f"unix:{folder / name}.grpc"
+
+
+def _vacate(board: CoreBoard | None, seats: Sequence[str], name: str) -> None:
+    """Clears what a process that is gone has left on the board. seats: names of the workers."""
+    if board is not None and name in seats:
+        board.vacate(seats.index(name))
 
 
 @contextmanager
@@ -185,7 +235,8 @@ def _room_line(name: str, facts: Mapping[str, Field]) -> str:
 
 
 def _ready_line(said: Mapping[str, Mapping[str, Field]], options: ServeOptions, seconds: float) -> str:
-    fields = dict(said[_GATEWAY]) | {
+    fields = dict(said[_GATEWAY]) | ({"gateways": options.gateways} if options.gateways > 1 else {})
+    fields |= {
         "prefill": options.prefill,
         "decode": options.decode,
         "seconds": f"{seconds:.1f}",

@@ -36,7 +36,8 @@ class ChildFailure(StartupError):
 
 class Supervisor:
     """say: takes one line for the operator. shutdown_timeout_s: between asking a child to end and killing it.
-    backoff_s: before the first restart; doubled after each life in which the child was not ready."""
+    backoff_s: before the first restart; doubled after each life in which the child was not ready. on_end: called with
+    the name of a child that is gone, before it may live again."""
 
     def __init__(
         self,
@@ -45,8 +46,9 @@ class Supervisor:
         say: Callable[[str], None],
         shutdown_timeout_s: float,
         backoff_s: float = 0.2,
+        on_end: Callable[[str], None] = lambda name: None,
     ) -> None:
-        self._children = [_Child(spec, say, backoff_s) for spec in specs]
+        self._children = [_Child(spec, say, backoff_s, on_end) for spec in specs]
         self._shutdown_timeout_s = shutdown_timeout_s
 
     async def start(self) -> dict[str, Mapping[str, Field]]:
@@ -73,9 +75,16 @@ class Supervisor:
 class _Child:
     """One child through all its lives."""
 
-    def __init__(self, spec: ChildSpec, say: Callable[[str], None], backoff_s: float) -> None:
+    def __init__(
+        self,
+        spec: ChildSpec,
+        say: Callable[[str], None],
+        backoff_s: float,
+        on_end: Callable[[str], None],
+    ) -> None:
         self.spec = spec
         self._backoff_s = backoff_s
+        self._on_end = on_end
         self.first_ready: asyncio.Future[Mapping[str, Field]] = asyncio.get_running_loop().create_future()
         self._say = say
         self._ending = asyncio.Event()
@@ -129,6 +138,7 @@ class _Child:
         assert process.stdout is not None and process.stderr is not None
         said, _ = await asyncio.gather(self._listen(process.stdout), self._pass_on(process.stderr))
         code = await process.wait()
+        self._on_end(self.spec.name)
         if isinstance(said, readiness.Refused):
             self._refused(said.error, code)
         elif not self._ending.is_set():
@@ -153,6 +163,9 @@ class _Child:
             said = readiness.parse(line)
             if said is None:
                 self._say(f"[{self.spec.name}] {line.rstrip()}")
+                continue
+            if isinstance(said, readiness.Loading):
+                self._say(f"{self.spec.name}: {said.what}")
                 continue
             last = said
             if isinstance(said, readiness.Ready):

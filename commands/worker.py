@@ -7,7 +7,7 @@ The one place where all of a worker's parts are known together. What is particul
 import asyncio
 import secrets
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from functools import partial
 from typing import Any, Protocol
 
@@ -17,14 +17,17 @@ import structlog
 from crossdock.worker.v1 import worker_pb2 as pb
 from engine.assembly import Engine, EngineWishes, assemble
 from engine.core import StepResult
+from engine.kernels.core_share import CoreShare
 from engine.loop import EngineLoop, InboxFull
 from engine.policy import Policy
+from engine.progress import Progress
 from kvtransfer.desk import End, TicketDesk
 from kvtransfer.errors import TicketRefused
 from kvtransfer.identity import Identity
 from kvtransfer.ticket import key_check
-from service import server, worker_rim
+from service import readiness, server, worker_rim
 from service.config import WorkerOptions
+from service.core_board import CoreBoard
 from service.errors import InvalidRequest
 from service.machine import (
     KEPT_BYTES,
@@ -35,7 +38,9 @@ from service.machine import (
 )
 from service.model_source import resolve_model
 from service.orders import OrderLimits
+from service.pulse import Pulse, ThreadClock
 from service.reports import EndCause, Report, Response
+from service.worker_counts import TRANSFER_BYTES, TRANSFER_EVENTS
 from service.worker_process import (
     INBOX_ACTIONS_MAX,
     WorkerService,
@@ -57,6 +62,7 @@ class Transport(Protocol):
 
     def start(self) -> None: ...
     def close(self) -> None: ...
+    def counters(self) -> Mapping[str, int]: ...
 
 
 class Worker(worker_rim.Worker, Protocol):
@@ -64,6 +70,9 @@ class Worker(worker_rim.Worker, Protocol):
 
     def on_step(self, result: StepResult) -> None: ...
     def on_transfer(self, event: Any) -> None: ...
+    def counts(self) -> Mapping[str, int]:
+        """Since the start, by the names of `service.worker_counts`. Any thread."""
+        ...
 
 
 class Role(Protocol):
@@ -100,8 +109,11 @@ class Role(Protocol):
 
 def run(options: WorkerOptions, role: Role) -> None:
     """Serve until a signal. Raises StartupError or EngineError when it cannot start."""
-    wishes = EngineWishes.of(options, resolve_model(options.model))
-    engine = assemble(wishes, role.policy(options), memory_bytes=free_memory_bytes())
+    board = None if options.core_board is None else CoreBoard.open(options.core_board)
+    cores = CoreShare(own=options.cores or (), board=options.core_board, seat=options.core_seat)
+    wishes = EngineWishes.of(options, resolve_model(options.model), cores)
+    progress = Progress(readiness.loading, time.monotonic)
+    engine = assemble(wishes, role.policy(options), memory_bytes=free_memory_bytes(), progress=progress)
     keep_freed_memory(KEPT_BYTES)
     take_short_turns()
     if engine.note:
@@ -109,10 +121,10 @@ def run(options: WorkerOptions, role: Role) -> None:
     if options.max_model_len is not None and engine.capacity.tokens_max < options.max_model_len:
         shorter = f"requests have at most {engine.capacity.tokens_max} tokens: more do not fit the KV blocks"
         structlog.get_logger().warning(shorter, max_model_len=options.max_model_len)
-    server.run(_serve(options, role, engine))
+    server.run(_serve(options, role, engine, board))
 
 
-async def _serve(options: WorkerOptions, role: Role, engine: Engine) -> None:
+async def _serve(options: WorkerOptions, role: Role, engine: Engine, board: CoreBoard | None) -> None:
     identity = Identity(worker_id=options.worker_id, epoch=secrets.randbits(63))
     rim = WorkerRim(role.response, asyncio.get_running_loop())
 
@@ -122,13 +134,21 @@ async def _serve(options: WorkerOptions, role: Role, engine: Engine) -> None:
     transport = role.transport(options, engine, identity, on_transfer)
     worker = role.worker(options, engine, transport, rim.tell)
     index = engine.core.pool.index
+    thread_clock = ThreadClock()
+
+    def on_start() -> None:
+        thread_clock.start()
+        bind_to_cores(options.cores)
+
     loop = EngineLoop(
         engine.core,
         clock=time.monotonic,
         on_step=worker.on_step,
         on_turn=lambda steps: rim.flush(worker.load(steps), index.changes()),
         on_crash=crash,
-        on_start=partial(bind_to_cores, options.cores),
+        on_start=on_start,
+        on_compute=_nothing if board is None else partial(board.compute, options.core_seat),
+        on_rest=_nothing if board is None else partial(board.rest, options.core_seat),
         inbox_actions_max=INBOX_ACTIONS_MAX,
     )
     # Until its first action it would pass for one without a free block.
@@ -157,8 +177,22 @@ async def _serve(options: WorkerOptions, role: Role, engine: Engine) -> None:
             "full_requests": engine.capacity.full_requests(),
         },
         cleanups=[stop],
+        pulse=Pulse(loop.insist, thread_clock.used_ns),
+        counts=lambda: {**worker.counts(), **_transfer_counts(transport, engine)},
     )
     await serve_worker(options, service)
+
+
+def _nothing() -> None:
+    """Nobody wants to know whether this worker computes."""
+
+
+def _transfer_counts(transport: Transport, engine: Engine) -> dict[str, int]:
+    """What hand-offs have met here, and the bytes of what they moved."""
+    met = transport.counters()
+    moved = met.get("blocks_sent", 0) + met.get("blocks_placed", 0)
+    counts = {f"{TRANSFER_EVENTS}.{name}": count for name, count in met.items()}
+    return {TRANSFER_BYTES: moved * engine.cache.layout.block_bytes(), **counts}
 
 
 def _desk(options: WorkerOptions, role: Role, engine: Engine, identity: Identity) -> TicketDesk:

@@ -1,8 +1,8 @@
 """Client of the public API, for asyncio (`AsyncClient`) and for plain code (`Client`).
 
 What comes back are frozen values, never protobuf messages. It needs grpcio and protobuf; where the google.rpc
-types are importable as well, errors carry their reason and the fields they are about. It never retries by
-itself.
+types are importable as well, errors carry their reason and the fields they are about. A call that the server could not
+take up is tried again, on another server where there are several; one whose answer has begun never is.
 """
 
 from collections.abc import AsyncIterator, Iterator, Sequence
@@ -11,7 +11,9 @@ from types import TracebackType
 import grpc
 
 from crossdock import wire
+from crossdock.credentials import NOBODY, Credentials
 from crossdock.seeds import choice_seed
+from crossdock.targets import Target
 from crossdock.v1 import inference_pb2 as pb
 from crossdock.v1 import inference_pb2_grpc as pb_grpc
 from crossdock.values import (
@@ -36,6 +38,7 @@ __all__ = [
     "AsyncClient",
     "Choice",
     "Client",
+    "Credentials",
     "Delta",
     "FinishReason",
     "Generation",
@@ -52,20 +55,20 @@ __all__ = [
 
 DEFAULT_TARGET = "127.0.0.1:50051"
 
-_OPTIONS = (
-    ("grpc.keepalive_time_ms", 30_000),
-    ("grpc.keepalive_timeout_ms", 10_000),
-    ("grpc.http2.ping_timeout_ms", 10_000),
-    ("grpc.max_receive_message_length", 64 << 20),
-    ("grpc.max_send_message_length", 64 << 20),
-)
-
 
 class Client:
-    """Blocking client. Safe to use from several threads."""
+    """Blocking client. Safe to use from several threads. target: as in `crossdock.targets`. channel: one of your own
+    instead, which is closed as well."""
 
-    def __init__(self, target: str = DEFAULT_TARGET, *, channel: grpc.Channel | None = None) -> None:
-        self._channel = channel or grpc.insecure_channel(target, options=_OPTIONS)
+    def __init__(
+        self,
+        target: Target = DEFAULT_TARGET,
+        *,
+        credentials: Credentials = NOBODY,
+        channel: grpc.Channel | None = None,
+    ) -> None:
+        self._channel = channel or credentials.channel(target)
+        self._metadata = credentials.metadata()
         self._stub = pb_grpc.InferenceServiceStub(self._channel)
 
     def __enter__(self) -> "Client":
@@ -84,7 +87,9 @@ class Client:
         how = how or Generation()
         request = pb.GenerateRequest(spec=wire.spec(prompt, how))
         try:
-            return wire.answer(self._stub.Generate(request, timeout=wire.seconds(how.timeout_s)))
+            return wire.answer(
+                self._stub.Generate(request, timeout=wire.seconds(how.timeout_s), metadata=self._metadata)
+            )
         except grpc.RpcError as error:
             raise request_error(error) from None
 
@@ -92,7 +97,9 @@ class Client:
         """Deltas as they are computed. Closing the iterator cancels the request."""
         how = how or Generation()
         call = self._stub.GenerateStream(
-            pb.GenerateStreamRequest(spec=wire.spec(prompt, how)), timeout=wire.seconds(how.timeout_s)
+            pb.GenerateStreamRequest(spec=wire.spec(prompt, how)),
+            timeout=wire.seconds(how.timeout_s),
+            metadata=self._metadata,
         )
         try:
             for response in call:
@@ -104,7 +111,9 @@ class Client:
 
     def tokenize(self, prompt: str | Sequence[Message], *, model: str = "") -> tuple[int, ...]:
         try:
-            return tuple(self._stub.Tokenize(wire.tokenize_request(prompt, model)).token_ids)
+            return tuple(
+                self._stub.Tokenize(wire.tokenize_request(prompt, model), metadata=self._metadata).token_ids
+            )
         except grpc.RpcError as error:
             raise request_error(error) from None
 
@@ -115,22 +124,29 @@ class Client:
             model=model, token_ids=token_ids, include_special_tokens=include_special_tokens
         )
         try:
-            return str(self._stub.Detokenize(request).text)
+            return str(self._stub.Detokenize(request, metadata=self._metadata).text)
         except grpc.RpcError as error:
             raise request_error(error) from None
 
     def models(self) -> tuple[Model, ...]:
         try:
-            return wire.models(self._stub.ListModels(pb.ListModelsRequest()))
+            return wire.models(self._stub.ListModels(pb.ListModelsRequest(), metadata=self._metadata))
         except grpc.RpcError as error:
             raise request_error(error) from None
 
 
 class AsyncClient:
-    """Client for asyncio. To be made and used in one event loop."""
+    """Client for asyncio. To be made and used in one event loop. target: as in `crossdock.targets`."""
 
-    def __init__(self, target: str = DEFAULT_TARGET, *, channel: grpc.aio.Channel | None = None) -> None:
-        self._channel = channel or grpc.aio.insecure_channel(target, options=_OPTIONS)
+    def __init__(
+        self,
+        target: Target = DEFAULT_TARGET,
+        *,
+        credentials: Credentials = NOBODY,
+        channel: grpc.aio.Channel | None = None,
+    ) -> None:
+        self._channel = channel or credentials.aio_channel(target)
+        self._metadata = credentials.metadata()
         self._stub = pb_grpc.InferenceServiceStub(self._channel)
 
     async def __aenter__(self) -> "AsyncClient":
@@ -149,7 +165,11 @@ class AsyncClient:
         how = how or Generation()
         request = pb.GenerateRequest(spec=wire.spec(prompt, how))
         try:
-            return wire.answer(await self._stub.Generate(request, timeout=wire.seconds(how.timeout_s)))
+            return wire.answer(
+                await self._stub.Generate(
+                    request, timeout=wire.seconds(how.timeout_s), metadata=self._metadata
+                )
+            )
         except grpc.RpcError as error:
             raise request_error(error) from None
 
@@ -157,7 +177,9 @@ class AsyncClient:
         """Deltas as they are computed. Closing the iterator cancels the request."""
         how = how or Generation()
         call = self._stub.GenerateStream(
-            pb.GenerateStreamRequest(spec=wire.spec(prompt, how)), timeout=wire.seconds(how.timeout_s)
+            pb.GenerateStreamRequest(spec=wire.spec(prompt, how)),
+            timeout=wire.seconds(how.timeout_s),
+            metadata=self._metadata,
         )
         try:
             async for response in call:
@@ -170,7 +192,11 @@ class AsyncClient:
 
     async def tokenize(self, prompt: str | Sequence[Message], *, model: str = "") -> tuple[int, ...]:
         try:
-            return tuple((await self._stub.Tokenize(wire.tokenize_request(prompt, model))).token_ids)
+            return tuple(
+                (
+                    await self._stub.Tokenize(wire.tokenize_request(prompt, model), metadata=self._metadata)
+                ).token_ids
+            )
         except grpc.RpcError as error:
             raise request_error(error) from None
 
@@ -181,12 +207,12 @@ class AsyncClient:
             model=model, token_ids=token_ids, include_special_tokens=include_special_tokens
         )
         try:
-            return str((await self._stub.Detokenize(request)).text)
+            return str((await self._stub.Detokenize(request, metadata=self._metadata)).text)
         except grpc.RpcError as error:
             raise request_error(error) from None
 
     async def models(self) -> tuple[Model, ...]:
         try:
-            return wire.models(await self._stub.ListModels(pb.ListModelsRequest()))
+            return wire.models(await self._stub.ListModels(pb.ListModelsRequest(), metadata=self._metadata))
         except grpc.RpcError as error:
             raise request_error(error) from None

@@ -1,8 +1,11 @@
-"""What runs of an order once its blocks have arrived: a sequence for each choice, or a search.
+"""What runs of an order once its prompt is there: a sequence for each choice, or a search. Before that, what computes a
+prompt that nobody sends.
 
 Called by the worker on the step thread. Says what an order may ask of this worker and what may arrive for it; keeps
 nothing.
 """
+
+from collections.abc import Iterable
 
 from decode_worker.beam_search import BeamSearch
 from decode_worker.reservations import Reservation
@@ -12,12 +15,15 @@ from engine.cache.block_table import BlockTable
 from engine.core import EngineCore
 from engine.sequence import PREEMPTIONS_MAX, SamplingParams, Sequence, StopRules
 from kvtransfer.events import FirstTokens
-from service.orders import AttemptRefused, Beam, SequenceOrder
+from service.orders import AttemptRefused, Beam, Choice, SequenceOrder
 
 
-def require_possible(order: SequenceOrder, *, seats: int, total_blocks: int, block_size: int) -> None:
-    """Raises AttemptRefused for what would wait here for ever, or has nothing to do here."""
-    if not order.goes_on():
+def require_possible(
+    order: SequenceOrder, *, handed_over: bool, seats: int, total_blocks: int, block_size: int
+) -> None:
+    """Raises AttemptRefused for what would wait here for ever, or has nothing to do here. handed_over: its prompt is
+    computed elsewhere."""
+    if handed_over and not order.goes_on():
         raise AttemptRefused("max_tokens: an answer that ends with its first token is not for this worker")
     if order.branches() > seats:
         raise AttemptRefused(f"choices: {order.branches()} sequences at once; there are {seats} seats")
@@ -35,6 +41,18 @@ def believable(first_tokens: FirstTokens, order: SequenceOrder, vocab_size: int)
     return known and bool(indices) and all(token < vocab_size for _, token in first_tokens)
 
 
+def prompt_sequence(reservation: Reservation, computed: int) -> Sequence:
+    """What computes the prompt and draws the first token of each choice. computed: tokens that were cached. What
+    several go on from is never given up: all of it was promised."""
+    order, (first, *others) = reservation.order, reservation.order.choices
+    alone = not others and order.branches() == 1
+    preemptions = order.preemptions if alone else PREEMPTIONS_MAX
+    sequence = _sequence(reservation, first, order.token_ids, computed, preemptions)
+    sequence.cached = computed
+    sequence.twins = tuple(_sampling(order, choice) for choice in others)
+    return sequence
+
+
 def run_choices(
     core: EngineCore,
     reservation: Reservation,
@@ -44,12 +62,14 @@ def run_choices(
     *,
     block_size: int,
 ) -> dict[int, Sequence]:
-    """A running sequence for each of these choices. Several share the blocks of the hand-off; each of them is promised
+    """A running sequence for each of these choices. Several share the blocks of the prompt; each of them is promised
     all that it can ever write."""
     pool, order = core.pool, reservation.order
+    known, asked = len(order.token_ids), {each.index: each for each in order.choices}
     if order.branches() == 1:
         ((choice, first_token),) = first_tokens
-        alone = _sequence(reservation, choice, first_token, order.preemptions)
+        tokens = (*order.token_ids, first_token)
+        alone = _sequence(reservation, asked[choice], tokens, known, order.preemptions)
         alone.table, alone.credit = table, credit
         core.adopt(alone)
         return {choice: alone}
@@ -57,7 +77,8 @@ def run_choices(
     common = order.common_tokens() // block_size
     sequences = {}
     for choice, first_token in first_tokens:
-        sequence = _sequence(reservation, choice, first_token, PREEMPTIONS_MAX)
+        tokens = (*order.token_ids, first_token)
+        sequence = _sequence(reservation, asked[choice], tokens, known, PREEMPTIONS_MAX)
         sequence.table = pool.fork(table, table.owner)
         sequence.credit = pool.grant(table.owner, order.branch_blocks(block_size) - common)
         sequences[choice] = sequence
@@ -70,39 +91,46 @@ def run_choices(
 def begin_search(
     core: EngineCore, reservation: Reservation, beam: Beam, table: BlockTable, credit: Credit
 ) -> Search:
-    """A search over the blocks of the hand-off, which takes its first step with the engine's next one."""
+    """A search over the blocks of the prompt, which takes its first step with the engine's next one."""
     order = reservation.order
-    scores = BeamSearch(beam, _rules(order), len(order.token_ids))
+    scores = BeamSearch(beam, stop_rules(order), len(order.token_ids))
     search = Search(core=core, gateway=reservation.gateway, order=order, scores=scores, credit=credit)
     search.begin(table, reservation.chain, reservation.arrived)
     return search
 
 
-def _sequence(reservation: Reservation, choice: int, first_token: int, preemptions: int) -> Sequence:
-    """The prompt and the first token of a choice, which the source sampled."""
-    order = reservation.order
-    return Sequence(
-        id=(order.key.request_id, order.key.attempt, choice),
-        tokens=[*order.token_ids, first_token],
-        sampling=SamplingParams(
-            temperature=order.temperature,
-            top_k=order.top_k,
-            top_p=order.top_p,
-            min_p=order.min_p,
-            seed=next(each.seed for each in order.choices if each.index == choice),
-            logprobs=order.logprobs,
-        ),
-        stop=_rules(order),
-        arrived=reservation.arrived,
-        preemptions=preemptions,
-        chain=reservation.chain.fork(),
-        computed=len(order.token_ids),
-    )
-
-
-def _rules(order: SequenceOrder) -> StopRules:
+def stop_rules(order: SequenceOrder) -> StopRules:
+    """When an answer ends by its tokens."""
     return StopRules(
         length_limit=order.length_limit(),
         min_length=order.prompt_tokens + order.min_tokens,
         stop_token_ids=order.stop_token_ids,
+    )
+
+
+def _sequence(
+    reservation: Reservation, choice: Choice, tokens: Iterable[int], computed: int, preemptions: int
+) -> Sequence:
+    """One of the order's choices, so far."""
+    order = reservation.order
+    return Sequence(
+        id=(order.key.request_id, order.key.attempt, choice.index),
+        tokens=list(tokens),
+        sampling=_sampling(order, choice),
+        stop=stop_rules(order),
+        arrived=reservation.arrived,
+        preemptions=preemptions,
+        chain=reservation.chain.fork(),
+        computed=computed,
+    )
+
+
+def _sampling(order: SequenceOrder, choice: Choice) -> SamplingParams:
+    return SamplingParams(
+        temperature=order.temperature,
+        top_p=order.top_p,
+        top_k=order.top_k,
+        min_p=order.min_p,
+        seed=choice.seed,
+        logprobs=order.logprobs,
     )

@@ -2,7 +2,8 @@
 
 Every sequence that has one token left to compute gets it, each step, as long as blocks last: generation never waits for
 a prompt, and those that run go before new ones. What is left of the step's budget goes to prompts that are computed
-here, the first that arrived first; a step full of generation leaves them a token, so that they get on.
+here, the first that arrived first, but no more than makes the step a quarter longer, or as much longer as prompts
+outnumber those that generate; a step full of generation leaves them a token, so that they get on.
 """
 
 from collections.abc import Iterable
@@ -11,6 +12,7 @@ from dataclasses import dataclass, replace
 from engine.policy import Plan, SequenceView, View, Work
 from engine.scheduling.admission import Room, fits
 from engine.scheduling.budget import TokenBudget
+from engine.scheduling.pace import STEP_SHARE
 from engine.scheduling.victim import victims
 
 
@@ -24,18 +26,23 @@ class DecodePolicy:
     passing_s: float = 2.0
 
     def plan(self, view: View, now: float) -> Plan:
-        generating = _by_arrival(one for one in view.running if one.uncomputed == 1)
-        reading = _by_arrival(one for one in view.running if one.uncomputed > 1)
-        missing = sum(one.blocks_to_continue for one in generating) - view.available_blocks
-        given_up = victims(generating, missing) if missing > 0 else []
-        free = view.available_blocks + sum(one.blocks_freed for one in given_up)
-        going = _while_blocks_last((one for one in generating if one not in given_up), free)
-        back, started = ([], []) if missing > 0 else self._entering(view, now)
-        work = [Work(id=one.id, count=1) for one in (*going, *back)]
-        budget = TokenBudget(max(1, self.budget_tokens - len(work)))
-        prompts = (Work(id=one.id, count=budget.take(one.uncomputed)) for one in (*reading, *started))
+        generating = [one for one in view.running if one.uncomputed == 1]
+        reading = [one for one in view.running if one.uncomputed > 1]
+        missing = sum([one.blocks_to_continue for one in generating]) - view.available_blocks
+        given_up: list[SequenceView] = []
+        back: list[SequenceView] = []
+        started: list[SequenceView] = []
+        if missing > 0:
+            given_up = victims(generating, missing)
+            free = view.available_blocks + sum(one.blocks_freed for one in given_up)
+            generating = _while_blocks_last((one for one in generating if one not in given_up), free)
+        elif view.waiting or view.swapped:
+            back, started = self._entering(view, now)
+        work = [Work(one.id, 1) for one in (*generating, *back)]
+        budget = TokenBudget(self._prompt_tokens(view, len(work), len(reading) + len(started)))
+        prompts = (Work(id=one.id, tokens=budget.take(one.uncomputed)) for one in (*reading, *started))
         return Plan(
-            work=(*work, *(each for each in prompts if each.count > 0)),
+            work=(*work, *(each for each in prompts if each.tokens > 0)),
             preempt=tuple(one.id for one in given_up),
         )
 
@@ -43,6 +50,14 @@ class DecodePolicy:
         """Which of the reservations that ask get what they need to start and a seat now. room: without what waits to
         come back from host memory."""
         return tuple(fits(_by_arrival(asking), room, now, self.passing_s))
+
+    def _prompt_tokens(self, view: View, generating: int, prompts: int) -> int:
+        """Tokens of prompts that are computed beside so many sequences that generate."""
+        left = self.budget_tokens - generating
+        if generating:
+            share = max(STEP_SHARE, (prompts - generating) / generating)
+            left = int(min(left, share * view.pace.tokens_per_step()))
+        return max(1, left)
 
     def _entering(self, view: View, now: float) -> tuple[list[SequenceView], list[SequenceView]]:
         """Those that come back, and when all have come back those that start."""

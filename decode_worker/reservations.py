@@ -1,13 +1,15 @@
 """Rights to blocks of this worker, from the asking to the adoption.
 
 A reservation is first a place in the queue, then what is cached of it and a credit for the rest, then blocks that are
-filled but must not be read, then a sequence or nothing. Lives on the step thread. Grants what a policy chose; decides
-nothing, moves no bytes.
+filled but must not be read, then a sequence or nothing. One without a ticket, whose prompt is computed here, is a
+sequence as soon as it has its place. Lives on the step thread. Grants what a policy chose; decides nothing, moves no
+bytes.
 """
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from enum import Enum, auto
+from typing import TypeAlias
 
 from engine.cache.block_pool import BlockPool, Credit
 from engine.cache.block_table import BlockTable, Owner, OwnerKind
@@ -18,7 +20,10 @@ from engine.policy import SequenceView
 from engine.scheduling.admission import blocks_at_start
 from engine.sequence import SequenceId
 from kvtransfer.ticket import Ticket
-from service.orders import SequenceOrder
+from service.orders import AttemptKey, SequenceOrder
+
+Name: TypeAlias = bytes | AttemptKey
+"""Of a reservation: its ticket's, which outlives the attempt as long as the transport may write; else the attempt."""
 
 
 class ReservationState(Enum):
@@ -28,6 +33,8 @@ class ReservationState(Enum):
     """What is cached is kept, other blocks are promised; the source may begin."""
     BOUND = auto()
     """Blocks are bound and the transport writes into them."""
+    COMPUTING = auto()
+    """A sequence has it all, and computes the prompt."""
     WITHDRAWN = auto()
     """Let go, but the transport may still write."""
     ADOPTED = auto()
@@ -38,6 +45,7 @@ class ReservationState(Enum):
 class ReservationEvent(Enum):
     GRANT = auto()
     BIND = auto()
+    COMPUTE = auto()
     ADOPT = auto()
     WITHDRAW = auto()
     CLOSED = auto()
@@ -46,6 +54,9 @@ class ReservationEvent(Enum):
 RESERVATION_TRANSITIONS: Mapping[tuple[ReservationState, ReservationEvent], ReservationState] = {
     (ReservationState.ASKING, ReservationEvent.GRANT): ReservationState.GRANTED,
     (ReservationState.ASKING, ReservationEvent.WITHDRAW): ReservationState.GONE,
+    (ReservationState.ASKING, ReservationEvent.COMPUTE): ReservationState.COMPUTING,
+    (ReservationState.COMPUTING, ReservationEvent.ADOPT): ReservationState.GONE,
+    (ReservationState.COMPUTING, ReservationEvent.WITHDRAW): ReservationState.GONE,
     (ReservationState.GRANTED, ReservationEvent.BIND): ReservationState.BOUND,
     (ReservationState.GRANTED, ReservationEvent.WITHDRAW): ReservationState.WITHDRAWN,
     (ReservationState.BOUND, ReservationEvent.ADOPT): ReservationState.ADOPTED,
@@ -53,17 +64,19 @@ RESERVATION_TRANSITIONS: Mapping[tuple[ReservationState, ReservationEvent], Rese
     (ReservationState.WITHDRAWN, ReservationEvent.CLOSED): ReservationState.GONE,
     (ReservationState.ADOPTED, ReservationEvent.CLOSED): ReservationState.GONE,
 }
+SEATED = frozenset({ReservationState.GRANTED, ReservationState.BOUND, ReservationState.COMPUTING})
 
 
 @dataclass(slots=True, kw_only=True)
 class Reservation:
     """blocks_max: blocks that all its sequences can ever need here. chain: names its prefixes. arrived: seconds on the
     worker's clock, in the past for what has waited elsewhere. ticket: as the gateway minted it, from the grant on
-    without the blocks that are here already. unwanted: choices that nobody reads any more."""
+    without the blocks that are here already; None for a prompt that is computed here. unwanted: choices that nobody
+    reads any more."""
 
     gateway: str
     order: SequenceOrder
-    ticket: Ticket
+    ticket: Ticket | None
     blocks_max: int
     chain: PrefixChain
     arrived: float
@@ -83,10 +96,14 @@ class Reservation:
     def id(self) -> SequenceId:
         return (self.order.key.request_id, self.order.key.attempt, self.order.choices[0].index)
 
+    def name(self) -> Name:
+        return self.ticket.ticket_id if self.ticket is not None else self.order.key
+
     def links(self) -> list[PrefixLink]:
-        """Of all full blocks that the hand-off would fill."""
+        """Of all full blocks that the hand-off would fill; where there is none, without the last token, which is
+        sampled from."""
         tokens = self.order.token_ids
-        return self.chain.links(tokens, 0, self.chain.full_blocks(len(tokens)))
+        return self.chain.links(tokens, 0, self.chain.full_blocks(len(tokens) - (self.ticket is None)))
 
     def blocks_to_start(self) -> int:
         """Blocks that it must have or be promised before anything is computed for it: all, for several sequences, which
@@ -96,32 +113,36 @@ class Reservation:
         known = self.chain.blocks_for(len(self.order.token_ids))
         return blocks_at_start(known, self.blocks_max, self.order.preemptions)
 
+    def filled(self) -> tuple[int, ...]:
+        """Of one that is bound: the blocks that the hand-off fills."""
+        assert self.ticket is not None and self.table is not None
+        return self.table.ids(self.ticket.first_block)
+
     def owner(self) -> Owner:
         return Owner(OwnerKind.RESERVATION, self.order.key.request_id)
 
 
 class Reservations:
-    """All reservations of a worker, by ticket, in order of asking."""
+    """All reservations of a worker, by name, in order of asking."""
 
     def __init__(self, pool: BlockPool) -> None:
         self._pool = pool
-        self._reservations: dict[bytes, Reservation] = {}
+        self._reservations: dict[Name, Reservation] = {}
         self._coming = Coming()
 
     def __len__(self) -> int:
         return len(self._reservations)
 
-    def find(self, ticket_id: bytes) -> Reservation | None:
-        return self._reservations.get(ticket_id)
+    def find(self, name: Name) -> Reservation | None:
+        return self._reservations.get(name)
 
     def asking(self) -> list[Reservation]:
         """The queue."""
         return [each for each in self._reservations.values() if each.state is ReservationState.ASKING]
 
     def seats(self) -> int:
-        """Reservations that will become sequences, as far as anybody knows."""
-        pending = (ReservationState.GRANTED, ReservationState.BOUND)
-        return sum(each.order.branches() for each in self._reservations.values() if each.state in pending)
+        """For all that reservations will become, as far as anybody knows."""
+        return sum(each.order.branches() for each in self._reservations.values() if each.state in SEATED)
 
     def growing_blocks(self) -> int:
         """Blocks that those with a seat may come to need and that nobody promised them."""
@@ -133,8 +154,8 @@ class Reservations:
         )
 
     def ask(self, reservation: Reservation) -> None:
-        assert reservation.ticket.ticket_id not in self._reservations
-        self._reservations[reservation.ticket.ticket_id] = reservation
+        assert reservation.name() not in self._reservations
+        self._reservations[reservation.name()] = reservation
 
     def view(self, reservation: Reservation) -> SequenceView:
         """One that asks, as a policy sees it."""
@@ -143,7 +164,6 @@ class Reservations:
         return SequenceView(
             id=reservation.id(),
             uncomputed=known - reservation.chain.tokens_in(match.blocks),
-            length=known,
             blocks_to_start=reservation.blocks_to_start() - match.owned,
             blocks_to_end=reservation.blocks_max - reservation.blocks_to_start(),
             arrived=reservation.arrived,
@@ -153,30 +173,47 @@ class Reservations:
 
     def fitted(self, ticket_id: bytes) -> Ticket:
         """The ticket of one that asks, without the blocks that are here now."""
-        reservation = self._reservations[ticket_id]
-        return replace(reservation.ticket, first_block=self._pool.match(reservation.links()).blocks)
+        reservation, ticket = self._ticketed(ticket_id)
+        return replace(ticket, first_block=self._pool.match(reservation.links()).blocks)
 
     def grant(self, ticket_id: bytes) -> Reservation:
         """Keep what is cached, and promise the other blocks that it needs to start. The caller has checked that they
         are available."""
-        reservation = self._reservations[ticket_id]
+        reservation, ticket = self._ticketed(ticket_id)
         reservation.advance(ReservationEvent.GRANT)
         links = reservation.links()
         reservation.table = self._pool.share(reservation.owner(), links)
         held = len(reservation.table)
         reservation.credit = self._pool.grant(reservation.owner(), reservation.blocks_to_start() - held)
-        reservation.ticket = replace(reservation.ticket, first_block=held)
+        reservation.ticket = replace(ticket, first_block=held)
         self._coming.announce(ticket_id, links[held:])
         return reservation
 
-    def bind(self, ticket_id: bytes) -> BlockTable:
-        """Turn the part of the promise that the hand-off fills into blocks."""
-        reservation = self._reservations[ticket_id]
+    def compute(self, name: Name) -> tuple[BlockTable, Credit]:
+        """The prompt is computed here: what is cached, and the promise of what else it needs to start, for its
+        sequence. The caller has checked that there is room."""
+        reservation = self._reservations[name]
+        reservation.advance(ReservationEvent.COMPUTE)
+        owner, links = Owner(OwnerKind.SEQUENCE, reservation.order.key.request_id), reservation.links()
+        table = self._pool.share(owner, links)
+        self._coming.announce(name, links[len(table) :])
+        return table, self._pool.grant(owner, reservation.blocks_to_start() - len(table))
+
+    def computed(self, name: Name) -> None:
+        """The prompt is there, and what goes on from it has all that was promised."""
+        reservation = self._reservations[name]
+        reservation.advance(ReservationEvent.ADOPT)
+        self._coming.drop(name)
+        self._sweep(reservation)
+
+    def bind(self, ticket_id: bytes) -> tuple[int, ...]:
+        """Turn the part of the promise that the hand-off fills into blocks. Returns those."""
+        reservation, ticket = self._ticketed(ticket_id)
         reservation.advance(ReservationEvent.BIND)
         assert reservation.credit is not None and reservation.table is not None
-        blocks = len(reservation.ticket.blocks_to_send())
+        blocks = len(ticket.blocks_to_send())
         self._pool.extend(reservation.table, blocks, reservation.credit)
-        return reservation.table
+        return reservation.filled()
 
     def adopt(self, ticket_id: bytes) -> tuple[BlockTable, Credit]:
         """Everything has arrived: blocks and the rest of the promise go to the sequence, or to what forks from it."""
@@ -190,9 +227,9 @@ class Reservations:
         self._coming.drop(ticket_id)
         return table, credit
 
-    def withdraw(self, ticket_id: bytes) -> ReservationState:
-        """Let go. Blocks that the transport may write into stay reserved until it is closed."""
-        reservation = self._reservations[ticket_id]
+    def withdraw(self, name: Name) -> ReservationState:
+        """Let go. Blocks that the transport may write into stay reserved until it is closed. Returns how far it was."""
+        reservation = self._reservations[name]
         before = reservation.state
         reservation.advance(ReservationEvent.WITHDRAW)
         if reservation.credit is not None:
@@ -200,7 +237,7 @@ class Reservations:
             reservation.credit = None
         if reservation.table is not None:
             reservation.table = self._pool.quarantine(reservation.table)
-        self._coming.drop(ticket_id)
+        self._coming.drop(name)
         self._sweep(reservation)
         return before
 
@@ -210,8 +247,13 @@ class Reservations:
         reservation.advance(ReservationEvent.CLOSED)
         self._sweep(reservation)
 
+    def _ticketed(self, ticket_id: bytes) -> tuple[Reservation, Ticket]:
+        reservation = self._reservations[ticket_id]
+        assert reservation.ticket is not None
+        return reservation, reservation.ticket
+
     def _sweep(self, reservation: Reservation) -> None:
         if reservation.state is ReservationState.GONE:
-            del self._reservations[reservation.ticket.ticket_id]
+            del self._reservations[reservation.name()]
             if reservation.table is not None:
                 self._pool.release(reservation.table)

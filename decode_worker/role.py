@@ -73,6 +73,7 @@ class DecodeRole:
             tell=tell,
             clock=time.monotonic,
             queue_requests_max=options.queue_requests_max,
+            borrowed_s=engine.borrowed_s,
         )
 
     def register(

@@ -44,6 +44,8 @@ class DecodeServicer(DecodeServiceServicer):
             key = AttemptKey(request_id=ended.request_id, attempt=ended.attempt)
             return partial(self._worker.end_choice, gateway, key, ended.choice)
         order = from_spec(request.reserve.sequence, self._limits)
+        if not request.reserve.ticket:
+            return partial(self._worker.reserve, gateway, order, None)
         ticket = self._desk.read(
             request.reserve.ticket,
             request_id=order.key.request_id,

@@ -1,23 +1,27 @@
 """What a decode worker does with an attempt: reserve, take in, generate, let go.
 
-Everything here runs on the step thread. It grants reservations, adopts what has fully arrived, and turns the engine's
-results into reports. Never touches a socket, never reads a block that was not committed.
+Everything here runs on the step thread. It grants reservations, adopts what has fully arrived or was computed here,
+and turns the engine's results into reports. Never touches a socket, never reads a block that was not committed.
 """
 
+from collections import Counter
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import replace
 
-from decode_worker.adoption import begin_search, believable, require_possible, run_choices
+from decode_worker.adoption import believable, require_possible
+from decode_worker.answers import Answers
 from decode_worker.policy import DecodePolicy
-from decode_worker.reservations import Reservation, Reservations, ReservationState
-from decode_worker.search import Search, reports_of
-from engine.cache.block_pool import Ledger
+from decode_worker.prompts import Prompts
+from decode_worker.reservations import Name, Reservation, Reservations, ReservationState
+from engine.cache.block_pool import Credit, Ledger
+from engine.cache.block_table import BlockTable
 from engine.cache.kv_cache import KVCache
 from engine.core import EngineCore, Output, StepResult
+from engine.sampling import Sampled
 from engine.scheduling.admission import Room
 from engine.sequence import EndReason, Sequence, SequenceId, State
 from kvtransfer.errors import Overloaded, Reason, TicketRefused
-from kvtransfer.events import Closed, Failed, Opened, Received, TargetEvent
+from kvtransfer.events import Closed, Failed, FirstTokens, Opened, Received, TargetEvent
 from kvtransfer.target_endpoint import TransferTarget
 from kvtransfer.ticket import Ticket
 from service.load import WorkerLoad
@@ -31,20 +35,13 @@ from service.reports import (
     TokenEnd,
     TokenReport,
 )
-from service.token_books import TokenBooks, TokenCounts
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Running:
-    """What goes on of an adopted attempt, and the gateway that asked for it. sequences: by choice."""
-
-    gateway: str
-    order: SequenceOrder
-    sequences: dict[int, Sequence]
+from service.token_books import TokenBooks, TokenCounts, Waste
+from service.worker_counts import PREEMPTIONS, SWAP_OUTS, TRANSFER_FAILURES
 
 
 class DecodeWorker:
-    """tell: gives reports for a gateway to the rim; never blocks. clock: seconds, monotonic."""
+    """tell: gives reports for a gateway to the rim; never blocks. clock: seconds, monotonic.
+    borrowed_s: seconds that cores of other workers have computed here."""
 
     def __init__(
         self,
@@ -57,6 +54,7 @@ class DecodeWorker:
         tell: Callable[[str, Report], None],
         clock: Callable[[], float],
         queue_requests_max: int,
+        borrowed_s: Callable[[], float] = lambda: 0.0,
     ) -> None:
         self._core = core
         self._policy = policy
@@ -66,15 +64,18 @@ class DecodeWorker:
         self._tell = tell
         self._clock = clock
         self._queue_requests_max = queue_requests_max
+        self._borrowed_s = borrowed_s
         self._reservations = Reservations(core.pool)
-        self._tickets: dict[AttemptKey, bytes] = {}
-        self._running: dict[AttemptKey, Running] = {}
-        self._searches: dict[AttemptKey, Search] = {}
+        self._names: dict[AttemptKey, Name] = {}
+        self._answers = Answers(core, cache.layout.block_size)
         self._finished_sequences = 0
         self._books = TokenBooks()
+        self._counts = Counter[str]()
+        self._prompts = Prompts(core, self._books, cache.layout.block_size)
 
-    def reserve(self, gateway: str, order: SequenceOrder, ticket: Ticket) -> None:
-        """Queue one attempt for blocks, once. Older attempts of the same request are void from now on."""
+    def reserve(self, gateway: str, order: SequenceOrder, ticket: Ticket | None) -> None:
+        """Queue one attempt for blocks, once. Older attempts of the same request are void from now on. ticket: of the
+        hand-off; without one the prompt is computed here."""
         try:
             self._ask(gateway, order, ticket)
         except tuple(_REFUSALS) as error:
@@ -83,23 +84,18 @@ class DecodeWorker:
 
     def cancel(self, gateway: str, key: AttemptKey) -> None:
         """Stop an attempt of this gateway and acknowledge it; what is not here is acknowledged too."""
-        if key in self._live() and self._gateway_of(key) == gateway:
-            self._end(key)
-        self._tell(gateway, EndedReport(key=key, cause=EndCause.CANCELLED, detail="cancelled"))
+        self._stop(gateway, key, Waste.CANCELLED)
         self._grant()
 
     def end_choice(self, gateway: str, key: AttemptKey, choice: int) -> None:
         """Stop one choice of an attempt of this gateway; the others go on. Ignored where there is none such."""
         if key not in self._live() or self._gateway_of(key) != gateway:
             return
-        if key in self._running:
-            if choice in self._running[key].sequences:
-                self._leave(key, choice)
-                self._grant()
+        if key in self._answers:
+            self._answers.leave(key, choice)
+            self._grant()
             return
-        if key in self._searches:
-            return
-        reservation = self._reservations.find(self._tickets[key])
+        reservation = self._reservations.find(self._names[key])
         assert reservation is not None
         if choice in {each.index for each in reservation.order.choices}:
             reservation.unwanted.add(choice)
@@ -108,22 +104,25 @@ class DecodeWorker:
         """The gateway is gone: stop all it asked for."""
         for key in self._live():
             if self._gateway_of(key) == gateway:
-                self._end(key)
+                self._end(key, Waste.GATEWAY_LOST)
         self._grant()
 
     def on_step(self, result: StepResult) -> None:
         """Report what was sampled, let go of what has ended, let the next ones in.
 
-        Each token computed here yields one at once, so what is computed is delivered.
+        What is computed of a prompt is delivered with its first token; each token after it yields one at once.
         """
-        computed = sum(each.sequence.computed - each.first_position for each in result.progress)
+        computed = sum([count for _, count in result.progress])
         self._books.compute(computed)
-        self._books.deliver(computed)
+        self._books.deliver(computed - self._prompts.advance(result.progress))
         for output in result.outputs:
-            self._token(output)
+            self._sampled(output)
         for sequence in result.preempted:
+            self._counts[PREEMPTIONS] += 1
             if sequence.state is State.DETACHED:
                 self._give_back(sequence)
+            else:
+                self._counts[SWAP_OUTS] += 1
         self._grant()
 
     def on_transfer(self, event: TargetEvent) -> None:
@@ -132,16 +131,17 @@ class DecodeWorker:
         assert reservation is not None, "the transport speaks of tickets that it was told to expect"
         match event:
             case Opened():
-                self._bind(reservation)
+                self._bind(reservation, event.ticket_id)
             case Received():
                 self._adopt(reservation, event)
             case Failed():
-                if self._tickets.get(reservation.order.key) == event.ticket_id:
-                    self._end(reservation.order.key)
+                self._counts[f"{TRANSFER_FAILURES}.{event.reason.name.lower()}"] += 1
+                if self._names.get(reservation.order.key) == event.ticket_id:
+                    self._end(reservation.order.key, Waste.TRANSFER_FAILED)
                     # What its own worker cancelled, the gateway knows from there: an answer may have ended with its
                     # first token, and this report could overtake it.
                     if event.reason is not Reason.CANCELLED:
-                        self._tell(reservation.gateway, _failure(reservation, event))
+                        self._tell(reservation.gateway, _failure(reservation, event.detail))
             case Closed():
                 self._reservations.closed(event.ticket_id)
                 self._grant()
@@ -150,51 +150,63 @@ class DecodeWorker:
         return self._core.ledger()
 
     def tokens(self) -> TokenCounts:
-        return self._books.counts(live=0)
+        return self._books.counts(live=self._prompts.computed())
+
+    def counts(self) -> dict[str, int]:
+        """Since the start, by the names of `service.worker_counts`. Any thread."""
+        return dict(self._counts)
 
     def load(self, step: int) -> WorkerLoad:
-        view = self._core.view()
+        pace = self._core.pace
         asking = self._reservations.asking()
-        seats = self._seats() + self._reservations.seats()
+        seats = self._answers.seats() + self._reservations.seats()
+        queued = sum(self._reservations.view(each).uncomputed for each in asking if each.ticket is None)
         return WorkerLoad(
             step=step,
             running_sequences=seats,
-            waiting_sequences=len(asking) + len(view.waiting),
-            waiting_tokens=sum(one.uncomputed for one in view.waiting),
-            free_blocks=view.available_blocks,
+            waiting_sequences=len(asking),
+            waiting_tokens=self._prompts.uncomputed() + queued,
+            free_blocks=self._core.pool.available,
             total_blocks=self._core.pool.total,
             finished_sequences=self._finished_sequences,
+            step_ms=pace.steps.each_s() * 1000,
+            prompt_token_ms=pace.tokens.each_s() * 1000,
+            borrowed_core_ms=int(self._borrowed_s() * 1000),
         )
 
-    def _ask(self, gateway: str, order: SequenceOrder, ticket: Ticket) -> None:
+    def _ask(self, gateway: str, order: SequenceOrder, ticket: Ticket | None) -> None:
         """Raises AttemptRefused, TicketRefused or Overloaded."""
         block_size = self._cache.layout.block_size
-        total_blocks = self._core.pool.total
-        require_possible(order, seats=self._policy.seats, total_blocks=total_blocks, block_size=block_size)
+        require_possible(
+            order,
+            handed_over=ticket is not None,
+            seats=self._policy.seats,
+            total_blocks=self._core.pool.total,
+            block_size=block_size,
+        )
         live = [(self._gateway_of(key), key) for key in self._live()]
         older = superseded(gateway, order.key, live)
         if (gateway, order.key) in live:
             return
-        if ticket.first_block != 0:
+        if ticket is not None and ticket.first_block != 0:
             raise TicketRefused(Reason.WRONG_RANGE, "which blocks are held here is not known before")
-        if self._reservations.find(ticket.ticket_id) is not None:
+        if ticket is not None and self._reservations.find(ticket.ticket_id) is not None:
             raise TicketRefused(Reason.SPENT, "in use")
         for key in older:
-            self.cancel(gateway, key)
+            self._stop(gateway, key, Waste.SUPERSEDED)
         queue_requests_max = self._queue_requests_max * (2 if order.preemptions else 1)
         if len(self._reservations.asking()) >= queue_requests_max:
             raise Overloaded(f"{queue_requests_max} requests are queued")
-        self._reservations.ask(
-            Reservation(
-                gateway=gateway,
-                order=order,
-                ticket=ticket,
-                blocks_max=order.blocks(block_size),
-                chain=self._core.chain(order.cache_scope),
-                arrived=order.arrived(self._clock()),
-            )
+        reservation = Reservation(
+            gateway=gateway,
+            order=order,
+            ticket=ticket,
+            blocks_max=order.blocks(block_size),
+            chain=self._core.chain(order.cache_scope),
+            arrived=order.arrived(self._clock()),
         )
-        self._tickets[order.key] = ticket.ticket_id
+        self._reservations.ask(reservation)
+        self._names[order.key] = reservation.name()
 
     def _grant(self) -> None:
         """Give blocks and seats to those the policy chooses, and tell their gateways. What shares a prefix with another
@@ -209,39 +221,37 @@ class DecodeWorker:
         for reservation in asking:
             name = reservation.id()
             if name in coming and self._reservations.view(reservation).coming <= coming[name]:
-                self._grant_one(reservation)
+                self._grant_one(reservation, reservation.ticket)
 
     def _room(self) -> Room:
         return Room(
             free_blocks=self._core.pool.available,
-            seats=self._policy.seats - self._seats() - self._reservations.seats(),
+            seats=self._policy.seats - self._answers.seats() - self._reservations.seats(),
             growing_blocks=self._core.growing_blocks() + self._reservations.growing_blocks(),
             headroom=self._core.headroom,
         )
 
-    def _seats(self) -> int:
-        """Sequences that run or were swapped out, or may run at any moment."""
-        searching = sum(search.order.branches() for search in self._searches.values())
-        return searching + sum(len(each.sequences) for each in self._running.values())
-
-    def _grant_one(self, reservation: Reservation) -> None:
-        key, ticket_id = reservation.order.key, reservation.ticket.ticket_id
+    def _grant_one(self, reservation: Reservation, ticket: Ticket | None) -> None:
+        key = reservation.order.key
+        if ticket is None:
+            self._prompts.begin(reservation, *self._reservations.compute(key))
+            return
         try:
-            self._target.expect(self._reservations.fitted(ticket_id))
+            fitted = self._reservations.fitted(ticket.ticket_id)
+            self._target.expect(fitted)
         except (TicketRefused, Overloaded) as error:
-            self._end(key)
+            self._end(key, Waste.TRANSFER_FAILED)
             self._refuse(reservation.gateway, key, error)
             return
-        held = self._reservations.grant(ticket_id).ticket.first_block
-        self._tell(reservation.gateway, ReservedReport(key=key, blocks_held=held))
+        self._reservations.grant(ticket.ticket_id)
+        self._tell(reservation.gateway, ReservedReport(key=key, blocks_held=fitted.first_block))
 
-    def _bind(self, reservation: Reservation) -> None:
+    def _bind(self, reservation: Reservation, ticket_id: bytes) -> None:
         """The source is about to send: give it places, unless the reservation was withdrawn meanwhile."""
         if reservation.state is not ReservationState.GRANTED:
             return
-        ticket = reservation.ticket
-        blocks = self._reservations.bind(ticket.ticket_id).ids()[ticket.first_block :]
-        self._target.bind(ticket.ticket_id, [self._cache.block_view(block) for block in blocks])
+        blocks = self._reservations.bind(ticket_id)
+        self._target.bind(ticket_id, [self._cache.block_view(block) for block in blocks])
 
     def _adopt(self, reservation: Reservation, event: Received) -> None:
         """Commit: one local step, after which this worker owns the sequence."""
@@ -250,105 +260,125 @@ class DecodeWorker:
         order = reservation.order
         assert event.num_tokens == len(order.token_ids), "the manifest was checked against the ticket"
         if not believable(event.first_tokens, order, self._vocab_size):
-            self._end(order.key)
-            wrong = EndedReport(key=order.key, cause=EndCause.TRANSFER_FAILED, detail="no such first token")
-            self._tell(reservation.gateway, wrong)
+            self._end(order.key, Waste.TRANSFER_FAILED)
+            self._tell(reservation.gateway, _failure(reservation, "no such first token"))
             return
         wanted = tuple(pair for pair in event.first_tokens if pair[0] not in reservation.unwanted)
         if not wanted and order.beam is None:
-            self._end(order.key)
+            self._end(order.key, Waste.CANCELLED)
             return
-        table, credit = self._reservations.adopt(event.ticket_id)
-        self._cache.from_host(table.ids()[reservation.ticket.first_block :])
-        del self._tickets[order.key]
-        if order.beam is not None:
-            search = begin_search(self._core, reservation, order.beam, table, credit)
-            self._searches[order.key] = search
-        else:
-            size = self._cache.layout.block_size
-            sequences = run_choices(self._core, reservation, wanted, table, credit, block_size=size)
-            self._running[order.key] = Running(gateway=reservation.gateway, order=order, sequences=sequences)
+        del self._names[order.key]
+        self._cache.from_host(reservation.filled())
+        self._go_on(reservation, wanted, *self._reservations.adopt(event.ticket_id))
         self._target.commit(event.ticket_id)
-        self._tell(reservation.gateway, AdoptedReport(key=order.key))
 
-    def _token(self, output: Output) -> None:
-        key, choice = _key(output.sequence.id), output.sequence.id[2]
-        if key in self._searches:
-            self._hypothesis(key, output)
+    def _go_on(
+        self, reservation: Reservation, first_tokens: FirstTokens, table: BlockTable, credit: Credit
+    ) -> None:
+        """From the prompt's end this worker owns the sequence, however the prompt got here."""
+        self._answers.begin(reservation, first_tokens, table, credit)
+        self._tell(reservation.gateway, AdoptedReport(key=reservation.order.key))
+
+    def _sampled(self, output: Output) -> None:
+        sequence, position, sampled, _ = output
+        running = self._answers.running(sequence.id)
+        if running is not None:
+            order, choice = running.order, sequence.id[2]
+            self._token(running.gateway, order, choice, position, sampled, sequence.end_reason)
+            if sequence.end_reason is not None:
+                self._answers.leave(order.key, choice)
             return
-        running = self._running[key]
-        order, token = running.order, output.sampled
-        self._tell(
-            running.gateway,
-            TokenReport(
-                key=key,
-                choice=choice,
-                position=output.position - order.prompt_tokens,
-                token_id=token.token,
-                logprob=token.logprob,
-                top=token.top,
-                end=_END[output.sequence.end_reason] if output.sequence.end_reason else None,
-            ),
-        )
-        if output.sequence.end_reason is not None:
-            self._finished_sequences += 1
-            self._leave(key, choice)
+        key = _key(sequence.id)
+        if key in self._prompts:
+            self._first_tokens(key, output)
+        else:
+            self._hypothesis(key, output)
 
     def _hypothesis(self, key: AttemptKey, output: Output) -> None:
-        """A search took a step; when it was the last one, its answers are complete all at once."""
-        search = self._searches[key]
-        answers = search.hear(output)
-        if answers:
-            del self._searches[key]
-            self._finished_sequences += len(answers)
-            for report in reports_of(search.order, answers):
-                self._tell(search.gateway, report)
+        gateway = self._answers.gateway_of(key)
+        for report in self._answers.hear(key, output):
+            self._finished_sequences += report.end is not None
+            self._tell(gateway, report)
 
-    def _leave(self, key: AttemptKey, choice: int) -> None:
-        """One choice goes on no more. Its blocks are given back; those of others stay theirs."""
-        sequences = self._running[key].sequences
-        sequence = self._core.detach(sequences.pop(choice).id)
-        if sequence.credit is not None:
+    def _first_tokens(self, key: AttemptKey, output: Output) -> None:
+        """A prompt was computed here. What goes on from it does so as if it had been handed over."""
+        reservation = self._reservations.find(key)
+        assert reservation is not None
+        sequence, order, going_on = self._prompts.finish(key), reservation.order, []
+        assert sequence.table is not None and sequence.credit is not None
+        reservation.order = replace(order, preemptions=sequence.preemptions)
+        self._reservations.computed(key)
+        del self._names[key]
+        drawn = zip(order.choices, (output.sampled, *output.twins), strict=True)
+        for choice, token in drawn if order.beam is None else ():
+            end = sequence.stop.end_with(token.token, output.position + 1)
+            cached = sequence.cached
+            self._token(reservation.gateway, order, choice.index, output.position, token, end, cached)
+            if end is None and choice.index not in reservation.unwanted:
+                going_on.append((choice.index, token.token))
+        if going_on or order.beam is not None:
+            self._go_on(reservation, tuple(going_on), sequence.table, sequence.credit)
+        else:
             self._core.pool.waive(sequence.credit)
-        if sequence.table is not None:
             self._core.pool.release(sequence.table)
-        if not sequences:
-            del self._running[key]
+
+    def _token(
+        self,
+        gateway: str,
+        order: SequenceOrder,
+        choice: int,
+        position: int,
+        sampled: Sampled,
+        reason: EndReason | None,
+        cached: int = 0,
+    ) -> None:
+        """Tell one choice's next token. reason: why it is its last one."""
+        end = _END[reason] if reason else None
+        place, (token, logprob, top) = position - order.prompt_tokens, sampled
+        self._tell(gateway, TokenReport(order.key, place, token, logprob, top, end, cached, choice))
+        self._finished_sequences += end is not None
 
     def _give_back(self, sequence: Sequence) -> None:
         """It goes on elsewhere, or here when there is room again: its gateway has all that it takes."""
-        running = self._running.pop(_key(sequence.id))
-        assert len(running.sequences) == 1, "of several sequences none is given up"
-        ended = EndedReport(
-            key=running.order.key,
-            cause=EndCause.PREEMPTED,
-            detail="its blocks were needed",
-            preemptions=sequence.preemptions,
+        key, cause = _key(sequence.id), EndCause.PREEMPTED
+        gateway = self._gateway_of(key)
+        if key in self._prompts:
+            self._prompts.forget(key, Waste.PREEMPTED)
+            self._reservations.withdraw(self._names.pop(key))
+        else:
+            self._answers.forget(sequence.id)
+        given_up = EndedReport(
+            key=key, cause=cause, detail="its blocks were needed", preemptions=sequence.preemptions
         )
-        self._tell(running.gateway, ended)
+        self._tell(gateway, given_up)
 
     def _refuse(self, gateway: str, key: AttemptKey, error: Exception) -> None:
         self._tell(gateway, EndedReport(key=key, cause=_REFUSALS[type(error)], detail=str(error)))
 
-    def _end(self, key: AttemptKey) -> None:
-        """Let go of all that an attempt has here. Blocks that the transport may write into stay reserved."""
-        ticket_id = self._tickets.pop(key, None)
-        if ticket_id is not None and self._reservations.withdraw(ticket_id) is not ReservationState.ASKING:
-            self._target.withdraw(ticket_id)
-        if key in self._searches:
-            self._searches.pop(key).end()
-        for choice in tuple(self._running[key].sequences) if key in self._running else ():
-            self._leave(key, choice)
+    def _stop(self, gateway: str, key: AttemptKey, waste: Waste) -> None:
+        if key in self._live() and self._gateway_of(key) == gateway:
+            self._end(key, waste)
+        self._tell(gateway, EndedReport(key=key, cause=EndCause.CANCELLED, detail="cancelled"))
+
+    def _end(self, key: AttemptKey, waste: Waste) -> None:
+        """Let go of all that an attempt has here. Blocks that the transport may write into stay reserved. waste: why
+        what was computed of a prompt is of no use."""
+        if key in self._prompts:
+            self._prompts.end(key, waste)
+        name = self._names.pop(key, None)
+        if name is not None:
+            before = self._reservations.withdraw(name)
+            if isinstance(name, bytes) and before is not ReservationState.ASKING:
+                self._target.withdraw(name)
+        self._answers.end(key)
 
     def _live(self) -> list[AttemptKey]:
-        return [*self._tickets, *self._running, *self._searches]
+        return [*self._names, *self._answers]
 
     def _gateway_of(self, key: AttemptKey) -> str:
-        if key in self._running:
-            return self._running[key].gateway
-        if key in self._searches:
-            return self._searches[key].gateway
-        reservation = self._reservations.find(self._tickets[key])
+        if key in self._answers:
+            return self._answers.gateway_of(key)
+        reservation = self._reservations.find(self._names[key])
         assert reservation is not None
         return reservation.gateway
 
@@ -365,6 +395,6 @@ def _key(sequence_id: SequenceId) -> AttemptKey:
     return AttemptKey(request_id=sequence_id[0], attempt=sequence_id[1])
 
 
-def _failure(reservation: Reservation, event: Failed) -> EndedReport:
+def _failure(reservation: Reservation, detail: str) -> EndedReport:
     key = reservation.order.key
-    return EndedReport(key=key, cause=EndCause.TRANSFER_FAILED, detail=event.detail)
+    return EndedReport(key=key, cause=EndCause.TRANSFER_FAILED, detail=detail)

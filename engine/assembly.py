@@ -4,6 +4,7 @@ Called once per process. The only place that turns wishes into a Capacity: what 
 once, and never written back into anybody's configuration. Starts no thread.
 """
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol, Self
@@ -17,6 +18,8 @@ from engine.cache.staged_cache import StagedKVCache
 from engine.cache.swap_space import SwapSpace
 from engine.core import EngineCore
 from engine.errors import CapacityError
+from engine.kernels.core_share import ANY_CORES, CoreShare
+from engine.kernels.reference import ReferenceBackend
 from engine.kernels.select import choose_backend
 from engine.model.architecture import ModelConfig
 from engine.model.config import read_config
@@ -24,6 +27,7 @@ from engine.model.load import load_model
 from engine.model.transformer import Quantization
 from engine.model.weights import model_digest
 from engine.policy import Policy
+from engine.progress import SILENT, Progress
 from engine.runner import TransformerRunner
 from engine.sampling import Sampler
 
@@ -54,7 +58,7 @@ class EngineFlags(Protocol):
     @property
     def quantization(self) -> str: ...
     @property
-    def threads(self) -> int: ...
+    def threads(self) -> int | None: ...
     @property
     def max_model_len(self) -> int | None: ...
     @property
@@ -86,6 +90,7 @@ class EngineWishes:
     kv_dtype: torch.dtype | None = None
     quantization: Quantization | None = None
     threads: int = 1
+    cores: CoreShare = ANY_CORES
     max_model_len: int | None = None
     block_size: int = 16
     num_blocks: int | None = None
@@ -95,7 +100,7 @@ class EngineWishes:
     caching: bool = True
 
     @classmethod
-    def of(cls, flags: EngineFlags, model: Path) -> Self:
+    def of(cls, flags: EngineFlags, model: Path, cores: CoreShare = ANY_CORES) -> Self:
         """From flags as an operator sets them; model: where its files are."""
         return cls(
             model=model,
@@ -103,7 +108,8 @@ class EngineWishes:
             dtype=_DTYPES[flags.dtype],
             kv_dtype=_DTYPES[flags.kv_cache_dtype],
             quantization=_QUANTIZATIONS[flags.quantization],
-            threads=flags.threads,
+            threads=flags.threads or len(cores.own) or 1,
+            cores=cores,
             max_model_len=flags.max_model_len,
             block_size=flags.block_size,
             num_blocks=flags.num_gpu_blocks_override,
@@ -131,7 +137,8 @@ class Capacity:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Engine:
-    """note: one line for the operator about the backend, or None."""
+    """note: one line for the operator about the backend, or None. borrowed_s: seconds that cores of other workers have
+    computed for this engine."""
 
     config: ModelConfig
     model_digest: str
@@ -140,17 +147,22 @@ class Engine:
     core: EngineCore
     backend_name: str
     note: str | None
+    borrowed_s: Callable[[], float]
 
 
-def assemble(wishes: EngineWishes, policy: Policy, *, memory_bytes: int) -> Engine:
+def assemble(
+    wishes: EngineWishes, policy: Policy, *, memory_bytes: int, progress: Progress = SILENT
+) -> Engine:
     """memory_bytes: free host memory. Raises ModelError or CapacityError."""
-    torch.set_num_threads(wishes.threads)
-    chosen = choose_backend(wishes.dtype, wishes.threads, device=wishes.device)
+    chosen = choose_backend(
+        wishes.dtype, wishes.threads, device=wishes.device, cores=wishes.cores, progress=progress
+    )
     backend = chosen.backend
+    torch.set_num_threads(wishes.threads if isinstance(backend, ReferenceBackend) else 1)
     config = _read_config(wishes)
     max_model_len = wishes.max_model_len or config.max_position
     quantization = _quantization(wishes)
-    model = load_model(wishes.model, backend, max_model_len, quantization)
+    model = load_model(wishes.model, backend, max_model_len, quantization, progress)
     layout = KVLayout(
         model_digest=model_digest(wishes.model),
         layers=config.layers,
@@ -184,6 +196,7 @@ def assemble(wishes: EngineWishes, policy: Policy, *, memory_bytes: int) -> Engi
         core=core,
         backend_name=backend.name,
         note=chosen.note,
+        borrowed_s=backend.borrowed_s,
     )
 
 

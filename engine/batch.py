@@ -1,28 +1,19 @@
-"""The validated work of one step: what a ModelRunner executes.
+"""The validated work of one step, laid out flat: what a ModelRunner executes.
 
-Built by the core from a Plan. Flat and of varying length: prompt chunks and single tokens mix. Plain lists, so
-that the types below know no device; the runner turns them into its own tensors.
+Built by the core from a Plan. Prompt chunks and single tokens mix. Numpy arrays, so that the types below know no
+device; the runner turns them into its own tensors.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Protocol, TypeAlias
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class BatchItem:
-    """A run of consecutive tokens of one sequence.
-
-    tokens: the ids to compute; first_position: absolute position of tokens[0]; block_table: ids of all blocks up
-    to and including the one that holds the run's last token; wants_logits: whether the row of the last token is
-    sampled from.
-    """
-
-    tokens: tuple[int, ...]
-    first_position: int
-    block_table: tuple[int, ...]
-    wants_logits: bool
+Int32s: TypeAlias = NDArray[np.int32]
+Int64s: TypeAlias = NDArray[np.int64]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -35,14 +26,27 @@ class BlockCopy:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Batch:
-    """All runs of one step, in order. At least one, each with at least one token. copies: done in order,
-    before anything is computed."""
+    """All runs of one step, in order: S of them with T tokens together. At least one, each of consecutive tokens of one
+    sequence, and at least one token.
 
-    items: tuple[BatchItem, ...]
+    token_ids: int64 [T]. positions: int32 [T], absolute. slots: int64 [T], where each token's KV goes: block id *
+    block size + offset. query_starts: int32 [S + 1], where each run begins in T, and T. context_lengths: int32 [S],
+    tokens of the sequence up to the run's last one. block_tables: int32 [S, most blocks]; what a run does not need is
+    -1 or a block of the same sequence. rows: int64 [n], ascending places in T whose logits are wanted: last tokens of
+    runs. copies: done in order, before anything is computed.
+    """
+
+    token_ids: Int64s
+    positions: Int32s
+    slots: Int64s
+    query_starts: Int32s
+    context_lengths: Int32s
+    block_tables: Int32s
+    rows: Int64s
     copies: tuple[BlockCopy, ...] = ()
 
     def num_tokens(self) -> int:
-        return sum(len(item.tokens) for item in self.items)
+        return len(self.token_ids)
 
 
 class ModelRunner(Protocol):
@@ -51,7 +55,41 @@ class ModelRunner(Protocol):
     def run(self, batch: Batch) -> torch.Tensor:
         """Compute the batch and write its KV.
 
-        Returns float32 logits [count of items that want logits, vocab_size], in item order. What a row holds is
-        a function of its sequence's tokens alone, never of the rest of the batch.
+        Returns float32 logits [rows, vocab_size], in the order of `batch.rows`. What a row holds is a function of its
+        sequence's tokens alone, never of the rest of the batch.
         """
         ...
+
+
+def lay_out(
+    *,
+    token_ids: Sequence[int],
+    firsts: Int32s,
+    counts: Int32s,
+    wanted: NDArray[np.bool_],
+    block_tables: Int32s,
+    block_size: int,
+    copies: tuple[BlockCopy, ...] = (),
+) -> Batch:
+    """firsts, counts: of each run, the position of its first token and its tokens, at least one. token_ids: of all runs
+    in order. wanted: whether logits of the run's last token are."""
+    starts = np.zeros(len(counts) + 1, np.int32)
+    np.cumsum(counts, out=starts[1:])
+    run, positions = np.arange(len(counts)), firsts
+    if len(token_ids) > len(counts):
+        run = np.repeat(run, counts)
+        positions = np.arange(len(token_ids), dtype=np.int32) + (firsts - starts[:-1])[run]
+    index = positions // np.int32(block_size)
+    offset = positions - index * np.int32(block_size)
+    blocks = block_tables[run, index].astype(np.int64)
+    assert blocks.min() >= 0, "a block table ends before its sequence's last token"
+    return Batch(
+        token_ids=np.array(token_ids, np.int64),
+        positions=positions,
+        slots=blocks * block_size + offset,
+        query_starts=starts,
+        context_lengths=firsts + counts,
+        block_tables=block_tables,
+        rows=(starts[1:][wanted] - 1).astype(np.int64),
+        copies=copies,
+    )

@@ -5,36 +5,39 @@ file checks the proposal and is the one place where memory safety is asserted. N
 never asks who its caller is.
 """
 
-from collections.abc import Iterator
 from collections.abc import Sequence as Ordered
 from dataclasses import dataclass, replace
 from itertools import islice
+from typing import NamedTuple
 
+import numpy as np
 import torch
 
-from engine.batch import Batch, BatchItem, BlockCopy, ModelRunner
+from engine.batch import Batch, BlockCopy, Int32s, ModelRunner, lay_out
+from engine.block_rows import BlockRows
 from engine.cache.block_pool import BlockPool, Ledger
 from engine.cache.block_table import BlockTable, Owner, OwnerKind
 from engine.cache.coming import Coming
 from engine.cache.prefix_chain import PrefixChain
 from engine.cache.swap_space import SwapSpace
-from engine.policy import Plan, Policy, View, Work
+from engine.policy import Plan, Policy, SequenceView, View
 from engine.sampling import Sampled, Sampler, SampleRow
 from engine.scheduling.headroom import Headroom
-from engine.sequence import Event, Sequence, SequenceId, State
+from engine.scheduling.pace import Pace
+from engine.sequence import Event, SamplingParams, Sequence, SequenceId, State
 from engine.views import SequenceViews
 
+NO_TOKENS: frozenset[int] = frozenset()
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Progress:
-    """A run of tokens was computed. first_position: of the run; the sequence's `computed` is past it."""
+
+class Progress(NamedTuple):
+    """A run of so many tokens was computed; the sequence's `computed` is past it."""
 
     sequence: Sequence
-    first_position: int
+    tokens: int
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Output:
+class Output(NamedTuple):
     """A token was sampled. position: its index among the sequence's tokens. twins: what was drawn for other choices at
     the same position, in the order of the sequence's."""
 
@@ -82,10 +85,12 @@ class EngineCore:
         self._caching = caching
         self._swap = swap
         self._headroom = headroom
+        self._pace = Pace()
         self._waiting: dict[SequenceId, Sequence] = {}
         self._running: dict[SequenceId, Sequence] = {}
         self._swapped: dict[SequenceId, Sequence] = {}
         self._finished: dict[SequenceId, Sequence] = {}
+        self._rows = BlockRows()
         self._coming = Coming()
         self._views = SequenceViews(pool, block_size, self._coming)
 
@@ -100,15 +105,14 @@ class EngineCore:
         self._waiting[sequence.id] = sequence
 
     def adopt(self, sequence: Sequence) -> None:
-        """Take a sequence with its table, its credit and the KV of all tokens but the last already in place. The table
-        may share its blocks with others: the credit then covers one that is written, too."""
+        """Take a sequence with its table, its credit and the KV of its computed tokens already in place. The table may
+        share its blocks with others: the credit then covers one that is written, too."""
         assert sequence.table is not None and sequence.credit is not None
-        assert sequence.uncomputed() == 1, sequence.uncomputed()
+        assert sequence.uncomputed() >= 1, sequence.uncomputed()
         assert len(sequence.table) >= self._views.blocks_for(sequence.computed)
-        assert not sequence.twins, "who begins with the same tokens is adopted beside it"
         self._assert_new(sequence)
         sequence.advance(Event.START)
-        self._running[sequence.id] = sequence
+        self._run(sequence)
         self._publish(sequence, 0)
 
     def detach(self, sequence_id: SequenceId) -> Sequence:
@@ -118,6 +122,8 @@ class EngineCore:
                 if group is self._swapped:
                     self._swap_space().drop(sequence_id)
                 sequence = group.pop(sequence_id)
+                if group is self._running:
+                    self._rest(sequence)
                 sequence.advance(Event.DETACH)
                 self._coming.drop(sequence_id)
                 return sequence
@@ -127,13 +133,18 @@ class EngineCore:
         """Nothing waits, nothing runs and nothing is swapped out."""
         return not self._waiting and not self._running and not self._swapped
 
+    def waiting(self) -> tuple[SequenceView, ...]:
+        """Those that have not started."""
+        return tuple([self._views.entering(sequence) for sequence in self._waiting.values()])
+
     def view(self) -> View:
         return View(
-            waiting=tuple(self._views.entering(sequence) for sequence in self._waiting.values()),
-            running=self._views.running(self._running.values()),
+            waiting=self.waiting(),
+            running=self._views.running(self._running),
             available_blocks=self.pool.available,
             swapped=tuple(self._views.entering(sequence) for sequence in self._swapped.values()),
             headroom=self._headroom.share,
+            pace=self._pace,
         )
 
     def ledger(self) -> Ledger:
@@ -153,6 +164,17 @@ class EngineCore:
         """See `Headroom`."""
         return self._headroom.share
 
+    @property
+    def pace(self) -> Pace:
+        """See `Pace`."""
+        return self._pace
+
+    def measured(self, result: StepResult, seconds: float) -> None:
+        """Whoever has a clock says how long a step took."""
+        runs = [tokens for _, tokens in result.progress]
+        ones = runs.count(1)
+        self._pace = self._pace.after_step(generating=ones, prompt_tokens=sum(runs) - ones, seconds=seconds)
+
     def swapping(self) -> bool:
         """Whether somebody waits to come back."""
         return bool(self._swapped)
@@ -167,54 +189,83 @@ class EngineCore:
             self._headroom = self._headroom.after_step(len(preempted))
         if not runs:
             return StepResult(preempted=preempted)
-        copies = tuple(copy for sequence, _ in runs for copy in self._unshared(sequence))
-        items = tuple(self._item(sequence, count) for sequence, count in runs)
-        logits = self._runner.run(Batch(items=items, copies=copies))
-        return replace(self._commit(runs, logits), preempted=preempted)
+        batch = self._batch(runs)
+        logits = self._runner.run(batch)
+        outputs = self._commit(runs, logits)
+        return StepResult(progress=tuple(runs), outputs=outputs, preempted=preempted)
 
-    def _prepare(self, plan: Plan, view: View) -> list[tuple[Sequence, int]]:
-        """Check the plan, start what it starts, and bind the blocks that its work will write. What shares a prefix with
-        another start of the same plan is left to the next one: nobody knew yet that it is coming."""
-        assert len({work.id for work in plan.work}) == len(plan.work), "a plan names a sequence once"
+    def _prepare(self, plan: Plan, view: View) -> list[Progress]:
+        """Check the plan and start what it starts. What shares a prefix with another start of the same plan is left to
+        the next one: nobody knew yet that it is coming."""
         coming = {one.id: one.coming for one in view.waiting}
-        return [
-            (self._ready(work), work.count)
-            for work in plan.work
-            if work.id not in coming or self._views.entering(self._waiting[work.id]).coming <= coming[work.id]
-        ]
+        runs = []
+        for name, count in plan.work:
+            sequence = self._running.get(name)
+            if sequence is None:
+                if name in coming and self._views.entering(self._waiting[name]).coming > coming[name]:
+                    continue
+                sequence = self._enter(name)
+            runs.append(Progress(sequence, count))
+        return runs
 
-    def _ready(self, work: Work) -> Sequence:
-        sequence = self._running.get(work.id) or self._enter(work.id)
-        assert 1 <= work.count <= sequence.uncomputed(), f"{work} of {sequence.uncomputed()}"
-        assert sequence.table is not None and sequence.credit is not None
-        missing = self._views.blocks_for(sequence.computed + work.count) - len(sequence.table)
-        if missing > 0:
-            self._extend(sequence, missing)
-        return sequence
+    def _batch(self, runs: Ordered[Progress]) -> Batch:
+        """Bind the blocks that the work will write, and lay it out. The place where memory safety is asserted."""
+        firsts = np.array([sequence.computed for sequence, _ in runs], np.int32)
+        known = np.array([len(sequence.tokens) for sequence, _ in runs], np.int32)
+        rows = np.array([sequence.row for sequence, _ in runs], np.int32)
+        assert len(set(rows.tolist())) == len(runs), "a plan names a sequence once"
+        counts = np.array([count for _, count in runs], np.int32)
+        ends, size = firsts + counts, np.int32(self._block_size)
+        assert counts.min() >= 1 and (ends <= known).all(), f"{counts} of {known - firsts}"
+        needed = -(-ends // size)
+        missing = needed - self._rows.lengths(rows)
+        for at in np.flatnonzero(missing > 0).tolist():
+            self._extend(runs[at].sequence, int(missing[at]))
+        copies = self._unshared(runs, self._rows.at(rows, firsts // size))
+        batch = lay_out(
+            token_ids=_tokens(runs),
+            firsts=firsts,
+            counts=counts,
+            wanted=ends == known,
+            block_tables=self._rows.tables(rows, int(needed.max())),
+            block_size=self._block_size,
+            copies=copies,
+        )
+        assert not self.pool.unwritable(batch.slots // size), "a block that is not the writer's alone"
+        return batch
 
-    def _unshared(self, sequence: Sequence) -> list[BlockCopy]:
-        """Copy on write: a block that the next run goes on in becomes the sequence's own. The last one to write it has
-        it for itself and copies nothing."""
-        table, credit = sequence.table, sequence.credit
-        assert table is not None and credit is not None
-        first, copies = sequence.computed // self._block_size, []
-        if first < len(table) and self.pool.shared(table, first):
-            source, target = self.pool.unshare(table, first, credit)
-            copies.append(BlockCopy(source=source, target=target))
-        elif first < len(table):
-            self.pool.unpublish(table, first)
-        assert all(self.pool.writable(table, at) for at in range(first, len(table)))
-        return copies
+    def _unshared(self, runs: Ordered[Progress], blocks: Int32s) -> tuple[BlockCopy, ...]:
+        """Copy on write: a block that the next run goes on in becomes the sequence's own. blocks: the first that each
+        run writes. The last one to write a shared block has it for itself and copies nothing."""
+        copies = []
+        for at in self.pool.unwritable(blocks):
+            sequence = runs[at].sequence
+            table, credit, row = sequence.table, sequence.credit, sequence.row
+            assert table is not None and credit is not None and row is not None
+            first = sequence.computed // self._block_size
+            if self.pool.shared(table, first):
+                source, target = self.pool.unshare(table, first, credit)
+                self._rows.replace(row, first, target)
+                self._views.change(sequence)
+                copies.append(BlockCopy(source=source, target=target))
+            else:
+                self.pool.unpublish(table, first)
+        return tuple(copies)
 
     def _extend(self, sequence: Sequence, blocks: int) -> None:
         """Blocks that were promised, then blocks that nobody has."""
-        assert sequence.table is not None and sequence.credit is not None
-        promised = min(blocks, sequence.credit.blocks)
-        self.pool.extend(sequence.table, promised, sequence.credit)
+        table = sequence.table
+        assert table is not None and sequence.credit is not None
+        before, promised = len(table), min(blocks, sequence.credit.blocks)
+        if promised:
+            self.pool.extend(table, promised, sequence.credit)
         if promised < blocks:
-            credit = self.pool.grant(sequence.table.owner, blocks - promised)
-            self.pool.extend(sequence.table, blocks - promised, credit)
+            credit = self.pool.grant(table.owner, blocks - promised)
+            self.pool.extend(table, blocks - promised, credit)
             self.pool.waive(credit)
+        if sequence.row is not None:
+            self._rows.extend(sequence.row, table.ids(before))
+            self._views.change(sequence)
 
     def _preempt(self, sequence: Sequence) -> Sequence:
         """Give up its blocks. What is published of them stays cached as long as nobody needs the room."""
@@ -222,7 +273,7 @@ class EngineCore:
         assert sequence.uncomputed() == 1 and not sequence.steadfast(), f"{sequence.id} may not be given up"
         sequence.advance(Event.PREEMPT)
         sequence.preemptions += 1
-        del self._running[sequence.id]
+        self._rest(self._running.pop(sequence.id))
         self._coming.drop(sequence.id)
         if self._swap is not None and self._swap.free >= len(sequence.table):
             self._swap.store(sequence.id, sequence.table.ids())
@@ -246,7 +297,7 @@ class EngineCore:
         self._extend(sequence, self._views.blocks_for(sequence.computed) - shared)
         self._swap_space().restore(sequence.id, shared, table.ids()[shared:])
         sequence.advance(Event.RESUME)
-        self._running[sequence.id] = self._swapped.pop(sequence.id)
+        self._run(self._swapped.pop(sequence.id))
         self._publish(sequence, shared)
         return sequence
 
@@ -264,37 +315,48 @@ class EngineCore:
         full = len(sequence.tokens) // self._block_size
         self._coming.announce(sequence.id, sequence.chain.links(sequence.tokens, shared, full))
         sequence.advance(Event.START)
-        self._running[sequence.id] = self._waiting.pop(sequence.id)
+        self._run(self._waiting.pop(sequence.id))
         return sequence
 
-    def _item(self, sequence: Sequence, count: int) -> BatchItem:
+    def _run(self, sequence: Sequence) -> None:
         assert sequence.table is not None
-        end = sequence.computed + count
-        return BatchItem(
-            tokens=tuple(sequence.tokens[sequence.computed : end]),
-            first_position=sequence.computed,
-            block_table=sequence.table.ids()[: self._views.blocks_for(end)],
-            wants_logits=end == len(sequence.tokens),
-        )
+        self._running[sequence.id] = sequence
+        sequence.row = self._rows.open(sequence.table.ids())
+        self._views.enter(sequence)
 
-    def _commit(self, runs: Ordered[tuple[Sequence, int]], logits: torch.Tensor) -> StepResult:
-        progress = tuple(
-            Progress(sequence=sequence, first_position=sequence.computed) for sequence, _ in runs
-        )
+    def _rest(self, sequence: Sequence) -> None:
+        """It was taken out of those that run."""
+        assert sequence.row is not None
+        self._rows.close(sequence.row)
+        sequence.row = None
+        self._views.leave(sequence)
+
+    def _commit(self, runs: Ordered[Progress], logits: torch.Tensor) -> tuple[Output, ...]:
+        complete, size = [], self._block_size
         for sequence, count in runs:
-            sequence.computed += count
-            self._publish(sequence, (sequence.computed - count) // self._block_size)
-        complete = [sequence for sequence, _ in runs if sequence.uncomputed() == 0]
-        assert logits.shape[0] == len(complete), f"{logits.shape[0]} rows for {len(complete)} sequences"
-        return StepResult(progress=progress, outputs=self._sample(complete, logits))
+            sequence.computed = computed = sequence.computed + count
+            reading = computed < len(sequence.tokens)
+            if not reading:
+                complete.append(sequence)
+            if reading or count > 1 or computed % size == 0:
+                self._views.change(sequence)
+                self._publish(sequence, (computed - count) // size)
+        return self._sample(complete, logits)
 
     def _sample(self, complete: Ordered[Sequence], logits: torch.Tensor) -> tuple[Output, ...]:
         """A token for each of these, from its row of the logits, and one for each of its twins."""
-        rows = [_sample_rows(sequence) for sequence in complete]
-        if any(sequence.twins for sequence in complete):
-            logits = logits.repeat_interleave(torch.tensor([len(each) for each in rows]), dim=0)
-        drawn = iter(self._sampler.sample(logits, [row for each in rows for row in each]))
-        return tuple(self._append(sequence, next(drawn), drawn) for sequence in complete)
+        assert logits.shape[0] == len(complete), f"{logits.shape[0]} rows for {len(complete)} sequences"
+        rows = [_sample_row(sequence, sequence.sampling) for sequence in complete]
+        twins = [_sample_row(sequence, params) for sequence in complete for params in sequence.twins]
+        drawn = self._sampler.sample(logits, rows)
+        if not twins:
+            return tuple([self._append(one, sampled) for one, sampled in zip(complete, drawn, strict=True)])
+        shared = logits.repeat_interleave(torch.tensor([len(each.twins) for each in complete]), dim=0)
+        others = iter(self._sampler.sample(shared, twins))
+        return tuple(
+            self._append(one, sampled, tuple(islice(others, len(one.twins))))
+            for one, sampled in zip(complete, drawn, strict=True)
+        )
 
     def _publish(self, sequence: Sequence, first: int) -> None:
         """Full blocks from `first` on can be found by others from now on."""
@@ -304,14 +366,15 @@ class EngineCore:
             self.pool.publish(sequence.table, first, links)
             self._coming.settle(sequence.id, links)
 
-    def _append(self, sequence: Sequence, sampled: Sampled, others: Iterator[Sampled]) -> Output:
-        twins = tuple(islice(others, len(sequence.twins)))
+    def _append(self, sequence: Sequence, sampled: Sampled, twins: tuple[Sampled, ...] = ()) -> Output:
+        position = sequence.computed
         sequence.append(sampled.token)
         sequence.twins = ()
         if sequence.end_reason is not None:
             sequence.advance(Event.FINISH)
             self._finished[sequence.id] = self._running.pop(sequence.id)
-        return Output(sequence=sequence, position=len(sequence.tokens) - 1, sampled=sampled, twins=twins)
+            self._rest(sequence)
+        return Output(sequence, position, sampled, twins)
 
     def _swap_space(self) -> SwapSpace:
         assert self._swap is not None
@@ -322,11 +385,14 @@ class EngineCore:
         assert not any(sequence.id in group for group in known), f"sequence {sequence.id} is here already"
 
 
-def _sample_rows(sequence: Sequence) -> list[SampleRow]:
-    """How its token is drawn, and how its twins' are."""
+def _tokens(runs: Ordered[Progress]) -> list[int]:
+    """What the runs compute, one after the other."""
+    if all(count == 1 for _, count in runs):
+        return [sequence.tokens[sequence.computed] for sequence, _ in runs]
+    return [token for one, count in runs for token in one.tokens[one.computed : one.computed + count]]
+
+
+def _sample_row(sequence: Sequence, params: SamplingParams) -> SampleRow:
+    """How a token that follows it is drawn."""
     rules, position = sequence.stop, len(sequence.tokens)
-    banned = rules.stop_token_ids if position < rules.min_length else frozenset()
-    return [
-        SampleRow(params=params, position=position, banned=banned)
-        for params in (sequence.sampling, *sequence.twins)
-    ]
+    return SampleRow(params, position, rules.stop_token_ids if position < rules.min_length else NO_TOKENS)

@@ -19,8 +19,9 @@ Indices: TypeAlias = NDArray[np.int64]
 _RUN = 256
 """Tokens summed at once by `draw`: a running sum over the whole vocabulary would cost ten times as much."""
 
-_NUCLEUS_GUESS = 512
-"""Tokens sorted at first for top_p; eight times as many whenever they do not hold enough weight."""
+_NUCLEUS_SHARES = (1 / 512, 1 / 4096, 1 / 32768, 0.0)
+"""For top_p only tokens that have this share of all weight are sorted, of which there cannot be more than 512; the next
+share where these do not hold enough."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -101,16 +102,18 @@ def _weights(logits: Logits, temperature: float) -> Weights:
 
 def _nucleus(weights: Weights, top_p: float) -> Indices:
     """Ascending indices of the fewest heaviest tokens that hold top_p of all weight."""
-    wanted = top_p * float(weights.sum())
-    count = min(_NUCLEUS_GUESS, len(weights))
-    while True:
-        heaviest = np.sort(np.partition(weights, len(weights) - count)[len(weights) - count :])[::-1]
+    total = float(weights.sum())
+    wanted = top_p * total
+    for share in _NUCLEUS_SHARES:
+        heavy = np.flatnonzero(weights >= share * total)
+        values = weights[heavy]
+        heaviest = np.sort(values)[::-1]
         reached = heaviest.cumsum()
-        if reached[-1] >= wanted or count == len(weights):
+        if share == 0.0 or (len(heavy) and reached[-1] >= wanted):
             # Rounding may leave the sum of all just short of what is wanted: then all stay.
-            kept = min(int(np.searchsorted(reached, wanted)) + 1, count)
-            return _down_to(weights, heaviest[kept - 1], kept)
-        count = min(8 * count, len(weights))
+            kept = min(int(np.searchsorted(reached, wanted)) + 1, len(heavy))
+            return heavy[_down_to(values, heaviest[kept - 1], kept)]
+    raise AssertionError("the last share takes all")
 
 
 def _down_to(values: Logits | Weights, border: np.floating, count: int) -> Indices:

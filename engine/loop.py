@@ -21,7 +21,8 @@ class EngineLoop:
     """Runs from `start` on; without it, whoever calls `turn` runs it (a simulation).
 
     on_step: gets what a step did. on_turn: called with the number of steps after each batch of actions and after
-    each step, when everything that came of it is known. on_start: called first, on the step thread.
+    each step, when everything that came of it is known. on_start: called first, on the step thread. on_compute: called
+    before each step. on_rest: called when there is nothing to do, before it waits.
     inbox_actions_max: posted actions that may wait at once. clock: seconds, monotonic."""
 
     def __init__(
@@ -33,6 +34,8 @@ class EngineLoop:
         on_turn: Callable[[int], None],
         on_crash: Callable[[BaseException], None],
         on_start: Callable[[], None] = lambda: None,
+        on_compute: Callable[[], None] = lambda: None,
+        on_rest: Callable[[], None] = lambda: None,
         inbox_actions_max: int,
     ) -> None:
         self._core = core
@@ -41,6 +44,8 @@ class EngineLoop:
         self._on_turn = on_turn
         self._on_crash = on_crash
         self._on_start = on_start
+        self._on_compute = on_compute
+        self._on_rest = on_rest
         self._inbox: deque[Callable[[], None]] = deque()
         self._inbox_actions_max = inbox_actions_max
         self._wake = threading.Condition()
@@ -94,7 +99,10 @@ class EngineLoop:
             self._on_turn(self._steps)
         if self._core.idle():
             return
-        result = self._core.step(self._clock())
+        self._on_compute()
+        started = self._clock()
+        result = self._core.step(started)
+        self._core.measured(result, self._clock() - started)
         self._steps += 1
         self._stuck = result.empty()
         self._on_step(result)
@@ -118,5 +126,7 @@ class EngineLoop:
     def _await_due(self) -> bool:
         """False when it is time to end."""
         with self._wake:
-            self._wake.wait_for(lambda: self._stopping or self.due())
+            if not (self._stopping or self.due()):
+                self._on_rest()
+                self._wake.wait_for(lambda: self._stopping or self.due())
             return not self._stopping

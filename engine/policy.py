@@ -5,8 +5,9 @@ nothing. The core validates the plan and moves the blocks; one place asserts mem
 """
 
 from dataclasses import dataclass
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
+from engine.scheduling.pace import Pace
 from engine.sequence import SequenceId
 
 
@@ -26,7 +27,6 @@ class SequenceView:
 
     id: SequenceId
     uncomputed: int
-    length: int
     blocks_to_start: int
     arrived: float
     coming: int = 0
@@ -41,21 +41,21 @@ class SequenceView:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class View:
     """The engine between two steps, in order of arrival. available_blocks: owned by nobody and not promised to
-    anybody. swapped: given up, and kept in host memory. headroom: see `Headroom`."""
+    anybody. swapped: given up, and kept in host memory. headroom: see `Headroom`. pace: see `Pace`."""
 
     waiting: tuple[SequenceView, ...]
     running: tuple[SequenceView, ...]
     available_blocks: int
     swapped: tuple[SequenceView, ...] = ()
     headroom: float = 0.0
+    pace: Pace = Pace()  # noqa: RUF009 (a value)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Work:
-    """Compute the next `count` uncomputed tokens of a sequence; count is in [1, uncomputed]."""
+class Work(NamedTuple):
+    """Compute the next so many uncomputed tokens of a sequence; tokens is in [1, uncomputed]."""
 
     id: SequenceId
-    count: int
+    tokens: int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -6,7 +6,7 @@ sequence: stop rules and penalties are folds over the known tokens, done by its 
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -17,8 +17,7 @@ from engine.noise import uniform
 from engine.sequence import SamplingParams
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class SampleRow:
+class SampleRow(NamedTuple):
     """How to sample one row.
 
     position: absolute position of the token to be sampled, from 0. banned: token ids that may not be sampled
@@ -30,8 +29,7 @@ class SampleRow:
     banned: frozenset[int] = frozenset()
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Sampled:
+class Sampled(NamedTuple):
     """A token.
 
     Logprobs are natural logarithms under the model's own distribution: before temperature, filters and bans.
@@ -57,12 +55,14 @@ class Sampler:
         assert logits.ndim == 2 and len(rows) == logits.shape[0], f"{len(rows)} rows, logits {logits.shape}"
         values: Logits = logits.detach().cpu().numpy()
         likeliest = values.argmax(axis=1)
-        maxima = np.take_along_axis(values, likeliest[:, None], axis=1)
+        maxima = values[np.arange(len(rows)), likeliest]
         bad = np.flatnonzero(~np.isfinite(maxima))
         if len(bad):
             raise NonFiniteLogits(tuple(bad.tolist()))
         return [
-            _sample_row(values[index], row, greedy)
+            Sampled(greedy, None, ())
+            if row.params.temperature == 0.0 and row.params.logprobs is None and not row.banned
+            else _sample_row(values[index], row, greedy)
             for index, (row, greedy) in enumerate(zip(rows, likeliest.tolist(), strict=True))
         ]
 

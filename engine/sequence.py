@@ -99,8 +99,9 @@ class Sequence:
     computed: tokens whose KV is in the table, in [0, len(tokens)]. A sequence with one token left to compute
     generates; one with more is still reading its prompt. arrived: seconds on the engine's clock, in the past for one
     that has waited elsewhere; whoever arrived first goes first. chain: names its prefixes for the cache. cached: tokens
-    that were found there when it started. preemptions: how often it was given up, here or elsewhere. twins: how further
-    tokens are drawn from the row that its next one is drawn from, for other choices that begin with the same tokens.
+    that were found there when it started. row: of its table among those that run. preemptions: how often it was given
+    up, here or elsewhere. twins: how further tokens are drawn from the row that its next one is drawn from, for other
+    choices that begin with the same tokens.
     """
 
     id: SequenceId
@@ -114,6 +115,7 @@ class Sequence:
     preemptions: int = 0
     twins: tuple[SamplingParams, ...] = ()
     table: BlockTable | None = None
+    row: int | None = None
     credit: Credit | None = None
     state: State = field(default=State.WAITING)
     end_reason: EndReason | None = None
@@ -139,6 +141,7 @@ class Sequence:
 
     def append(self, token: int) -> None:
         """Take a sampled token, and note whether it ends the sequence."""
-        assert self.uncomputed() == 0, "a token is sampled from a fully computed sequence"
-        self.tokens.append(token)
-        self.end_reason = self.stop.end_with(token, len(self.tokens))
+        tokens = self.tokens
+        assert self.computed == len(tokens), "a token is sampled from a fully computed sequence"
+        tokens.append(token)
+        self.end_reason = self.stop.end_with(token, len(tokens))

@@ -1,16 +1,18 @@
 """What a policy sees of sequences: counts, taken from them and from the pool between two steps.
 
-Made and asked by the core alone. Never changes anything, never decides.
+Made and asked by the core alone. What does not change from one step to the next is not made again: the core says when
+it does. Never changes anything else, never decides.
 """
 
-from collections.abc import Collection
+from bisect import bisect_left, insort
+from collections.abc import Mapping
 
 from engine.cache.block_pool import BlockPool, Match
 from engine.cache.coming import Coming
 from engine.cache.prefix_chain import PrefixLink
 from engine.policy import SequenceView
 from engine.scheduling.admission import blocks_at_start
-from engine.sequence import Sequence, State
+from engine.sequence import Sequence, SequenceId, State
 
 NOTHING = Match(blocks=0, owned=0)
 
@@ -22,6 +24,9 @@ class SequenceViews:
         self._pool = pool
         self._block_size = block_size
         self._coming = coming
+        self._order: list[tuple[float, SequenceId]] = []
+        self._views: dict[SequenceId, SequenceView] = {}
+        self._changed: dict[SequenceId, Sequence] = {}
 
     def entering(self, sequence: Sequence) -> SequenceView:
         """One that waits, or that was swapped out."""
@@ -32,18 +37,37 @@ class SequenceViews:
         return SequenceView(
             id=sequence.id,
             uncomputed=sequence.uncomputed() - match.blocks * self._block_size * waits,
-            length=len(sequence.tokens),
             blocks_to_start=needed - match.owned,
             blocks_to_end=self.blocks_for(sequence.positions_max()) - needed,
             arrived=sequence.arrived,
             coming=self._coming.count(links[match.blocks :]) * self._block_size * waits,
         )
 
-    def running(self, sequences: Collection[Sequence]) -> tuple[SequenceView, ...]:
-        """Those that run."""
-        lacking = sum(map(self._lacks, sequences))
-        short = lacking > self._pool.available
-        return tuple(self._running_view(sequence, short) for sequence in sequences)
+    def enter(self, sequence: Sequence) -> None:
+        """It runs from now on."""
+        insort(self._order, (sequence.arrived, sequence.id))
+        self._changed[sequence.id] = sequence
+
+    def change(self, sequence: Sequence) -> None:
+        """Of one that runs: its blocks, what was promised to it, or how many tokens it has to compute."""
+        self._changed[sequence.id] = sequence
+
+    def leave(self, sequence: Sequence) -> None:
+        """It runs no more."""
+        del self._order[bisect_left(self._order, (sequence.arrived, sequence.id))]
+        self._views.pop(sequence.id, None)
+        self._changed.pop(sequence.id, None)
+
+    def running(self, sequences: Mapping[SequenceId, Sequence]) -> tuple[SequenceView, ...]:
+        """Those that run, in order of arrival. sequences: all that entered and did not leave."""
+        for name, sequence in self._changed.items():
+            self._views[name] = self._running_view(sequence, short=False)
+        self._changed.clear()
+        views = self._views
+        found = tuple([views[name] for _, name in self._order])
+        if sum([one.blocks_to_continue for one in found]) <= self._pool.available:
+            return found
+        return tuple(self._running_view(sequences[name], short=True) for _, name in self._order)
 
     def growth(self, sequence: Sequence) -> int:
         """Blocks that one that runs may still come to need and that nobody promised it."""
@@ -63,25 +87,20 @@ class SequenceViews:
     def blocks_for(self, tokens: int) -> int:
         return -(-tokens // self._block_size)
 
-    def _running_view(self, sequence: Sequence, short: bool) -> SequenceView:
+    def _running_view(self, sequence: Sequence, *, short: bool) -> SequenceView:
         assert sequence.table is not None and sequence.credit is not None
         sole = self._pool.sole(sequence.table) if short else 0
         shared_tokens = (len(sequence.table) - sole) * self._block_size
-        lacks = self._lacks(sequence)
+        had = len(sequence.table) + sequence.credit.blocks
+        lacks = max(0, self.blocks_for(len(sequence.tokens)) - had)
         return SequenceView(
             id=sequence.id,
             uncomputed=sequence.uncomputed(),
-            length=len(sequence.tokens),
             blocks_to_start=0,
             blocks_to_continue=lacks,
-            blocks_to_end=max(0, self.growth(sequence) - lacks),
+            blocks_to_end=max(0, self.blocks_for(sequence.positions_max()) - had - lacks),
             blocks_freed=sole + sequence.credit.blocks if short else 0,
             cost_to_resume=max(0, sequence.computed - shared_tokens) if short else 0,
             arrived=sequence.arrived,
             steadfast=sequence.steadfast(),
         )
-
-    def _lacks(self, sequence: Sequence) -> int:
-        """Blocks for its known tokens that it neither has nor was promised."""
-        assert sequence.table is not None and sequence.credit is not None
-        return max(0, self.blocks_for(len(sequence.tokens)) - len(sequence.table) - sequence.credit.blocks)

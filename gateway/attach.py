@@ -1,6 +1,6 @@
 """The gateway's end of the stream to one worker: dial, greet, read, dial again.
 
-Owns the channel and what waits to be sent. Knows the messages of both roles by their class only; what they mean is
+Owns the channels and what waits to be sent. Knows the messages of both roles by their class only; what they mean is
 the worker pool's business. A stream that breaks is reported once, and everything still unsent is dropped: whoever
 sent it learns that the worker is lost. A worker that talks nonsense is a broken stream.
 """
@@ -24,6 +24,7 @@ REDIAL_FIRST_S = 0.05
 REDIAL_MAX_S = 0.25
 
 Stream: TypeAlias = grpc.aio.StreamStreamCall[Any, Any]
+Metadata = tuple[tuple[str, str], ...]
 Request: TypeAlias = pb.PrefillServiceAttachRequest | pb.DecodeServiceAttachRequest
 
 
@@ -39,20 +40,25 @@ class Listener(Protocol):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Dialect:
-    """How one role is spoken to, and over what."""
+    """How one role is spoken to, and over what. credential: metadata that each stream begins with."""
 
     request: Callable[..., Request]
-    open_stream: Callable[[grpc.aio.Channel, AsyncIterator[Any]], Stream]
+    open_stream: Callable[[grpc.aio.Channel, AsyncIterator[Any], Metadata], Stream]
     open_channel: Callable[[str], grpc.aio.Channel] = open_channel
+    credential: Metadata = ()
 
 
 PREFILL = Dialect(
     request=pb.PrefillServiceAttachRequest,
-    open_stream=lambda channel, requests: PrefillServiceStub(channel).Attach(requests),
+    open_stream=lambda channel, requests, metadata: PrefillServiceStub(channel).Attach(
+        requests, metadata=metadata
+    ),
 )
 DECODE = Dialect(
     request=pb.DecodeServiceAttachRequest,
-    open_stream=lambda channel, requests: DecodeServiceStub(channel).Attach(requests),
+    open_stream=lambda channel, requests, metadata: DecodeServiceStub(channel).Attach(
+        requests, metadata=metadata
+    ),
 )
 
 
@@ -84,14 +90,21 @@ class Attachment:
 
     async def run(self) -> None:
         """Keep a stream open until cancelled."""
-        channel = self._dialect.open_channel(self._address)
         pause_s = REDIAL_FIRST_S
+        while True:
+            detail, spoke = await self._dial()
+            self._listener.on_broken(detail)
+            pause_s = REDIAL_FIRST_S if spoke else min(2 * pause_s, REDIAL_MAX_S)
+            await asyncio.sleep(pause_s)
+
+    async def _dial(self) -> tuple[str, bool]:
+        """One stream over a channel of its own: certificates may have been replaced since the last one."""
         try:
-            while True:
-                detail, spoke = await self._converse(channel)
-                self._listener.on_broken(detail)
-                pause_s = REDIAL_FIRST_S if spoke else min(2 * pause_s, REDIAL_MAX_S)
-                await asyncio.sleep(pause_s)
+            channel = self._dialect.open_channel(self._address)
+        except OSError as error:
+            return f"certificates cannot be read: {error.strerror}", False
+        try:
+            return await self._converse(channel)
         finally:
             await channel.close()
 
@@ -100,7 +113,7 @@ class Attachment:
         outbox: Outbox[Request] = Outbox(OUTBOX_MESSAGES_MAX)
         outbox.put(self._dialect.request(hello=self._hello))
         spoke = False
-        call = self._dialect.open_stream(channel, outbox.drain())
+        call = self._dialect.open_stream(channel, outbox.drain(), self._dialect.credential)
         self._outbox, self._call = outbox, call
         try:
             async for message in call:

@@ -1,4 +1,4 @@
-"""One try at one or more choices on one pair of workers: what is asked of them, and what their answers mean.
+"""One try at one or more choices on a pair of workers, or on one: what is asked of them, and what their answers mean.
 
 Synchronous: fed with deliveries, it sends messages and returns tokens. Lives on the event loop; waits for nothing, and
 trusts no worker: what cannot be ends the attempt.
@@ -45,30 +45,43 @@ class HandOffLost(AttemptLost):
     """The blocks did not get from one worker to the other."""
 
 
+class WorkerFailed(AttemptLost):
+    """A worker broke, or said what it never should. address: its."""
+
+    def __init__(self, what: str, address: str) -> None:
+        super().__init__(what)
+        self.address = address
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Target:
-    """Where the sequence goes after its first token, and the right to go there."""
+    """Where the sequence goes after its first token, and the right to go there. ticket: None where it has been from the
+    beginning."""
 
     worker: WorkerRecord
-    ticket: Ticket
+    ticket: Ticket | None
     ticket_key: bytes
+
+    def sealed(self) -> bytes:
+        return seal(self.ticket, self.ticket_key) if self.ticket is not None else b""
 
 
 class Attempt:
-    """journals: of the order's choices. target: None for answers that end with their first token. cached_tokens: that
-    the prefill worker will probably not have to compute. handed_over: the target has said that the sequence is its
-    own."""
+    """journals: of the order's choices. prefill: None where the target computes the prompt as well. target: None for
+    answers that end with their first token. cached_tokens: that whoever computes the prompt will probably not have to
+    compute. handed_over: the target has said that the sequence is its own."""
 
     def __init__(
         self,
         *,
         journals: Iterable[Journal],
         order: SequenceOrder,
-        prefill: WorkerRecord,
+        prefill: WorkerRecord | None,
         target: Target | None,
+        mailbox: Mailbox,
         cached_tokens: int = 0,
     ) -> None:
-        self.mailbox = Mailbox()
+        self.mailbox = mailbox
         self.phase = Phase.ROUTED
         self.failure: AttemptLost | ServiceError | None = None
         self.handed_over = False
@@ -76,27 +89,29 @@ class Attempt:
         self._live = set(self._journals)
         self._first_tokens_due = set(self._journals) if order.beam is None else set()
         self._order = order
-        self._prefill = prefill
+        computer = prefill or (target.worker if target is not None else None)
+        assert computer is not None, "somebody computes the prompt"
+        self._computer = computer
+        self._alone = prefill is None
         self._target = target
         self._cached_tokens = cached_tokens
-        self._prefill_busy = False
+        self._submitted = False
         self._ended_by: str | None = None
 
     def begin(self) -> None:
-        """Ask for blocks, or for the prompt at once if none are needed."""
+        """Ask for blocks, or for the prompt at once if none are needed elsewhere."""
         key = self._order.key
         uncached = max(1, len(self._order.token_ids) - self._cached_tokens)
-        self._prefill.book(key, self.mailbox, tokens=uncached)
+        self._computer.book(key, self.mailbox, tokens=uncached)
         if self._target is None:
             self._submit()
             return
         worker = self._target.worker
-        worker.book(key, self.mailbox, tokens=0)
-        reserve = pb.Reserve(
-            sequence=to_spec(self._order), ticket=seal(self._target.ticket, self._target.ticket_key)
-        )
+        if not self._alone:
+            worker.book(key, self.mailbox, tokens=0)
+        reserve = pb.Reserve(sequence=to_spec(self._order), ticket=self._target.sealed())
         worker.attachment.send(pb.DecodeServiceAttachRequest(reserve=reserve))
-        self._advance(Happening.ASKED)
+        self._advance(Happening.SUBMITTED if self._alone else Happening.ASKED)
 
     def live(self) -> bool:
         return self.phase in LIVE
@@ -111,7 +126,7 @@ class Attempt:
                 heard.setdefault(batch.choice, []).append(batch)
             if not self.live():
                 break
-        return [_joined(batches) for batches in heard.values()]
+        return [batches[0] if len(batches) == 1 else _joined(batches) for batches in heard.values()]
 
     def end_choice(self, choice: int) -> None:
         """Its reader wants no more of it; the others go on."""
@@ -127,9 +142,9 @@ class Attempt:
         """Nobody follows this attempt any more: stop what the workers still do for it."""
         key = self._order.key
         cancel = pb.Cancel(request_id=key.request_id, attempt=key.attempt)
-        self._prefill.release(key)
-        if self._prefill_busy:
-            self._prefill.attachment.send(pb.PrefillServiceAttachRequest(cancel=cancel))
+        self._computer.release(key)
+        if self._submitted:
+            self._computer.attachment.send(pb.PrefillServiceAttachRequest(cancel=cancel))
         if self._target is not None:
             self._target.worker.release(key)
             if self._ended_by != self._target.worker.address:
@@ -139,7 +154,7 @@ class Attempt:
         try:
             return self._read(delivery.sender, delivery.letter)
         except IllegalHappening as nonsense:
-            self._lose(AttemptLost(f"{delivery.sender}: {nonsense}"))
+            self._lose(WorkerFailed(f"{delivery.sender}: {nonsense}", delivery.sender))
         except Divergence as divergence:
             self._lose(InternalFault(str(divergence)))
         return None
@@ -152,6 +167,8 @@ class Attempt:
                 self._advance(Happening.GRANTED)
                 self._reserved(letter.blocks_held)
             case AdoptedReport():
+                if self._alone and self._first_tokens_due:
+                    raise IllegalHappening("adopted before its first token")
                 self._advance(Happening.ADOPTED)
                 self.handed_over = True
                 if self._order.beam is not None:
@@ -161,14 +178,14 @@ class Attempt:
             case EndedReport():
                 self._ended(sender, letter)
             case WorkerLost():
-                self._fail(sender, AttemptLost(f"{sender} was lost"))
+                self._fail(sender, WorkerFailed(f"{sender} was lost", sender))
             case DeadlinePassed():
                 self._lose(DeadlineExpired(TOO_LATE))
         return None
 
     def _reserved(self, blocks_held: int) -> None:
         """The target needs only the blocks that it does not hold: the ticket that the source gets says so."""
-        assert self._target is not None
+        assert self._target is not None and self._target.ticket is not None
         ticket = self._target.ticket
         if blocks_held > ticket.num_blocks:
             raise IllegalHappening(f"{blocks_held} blocks held of {ticket.num_blocks}")
@@ -179,7 +196,7 @@ class Attempt:
         choice = report.choice
         if choice not in self._journals:
             raise IllegalHappening(f"choice {choice} was not asked for")
-        if sender == self._prefill.address:
+        if sender == self._computer.address and not (self._alone and self.phase in OWNED_BY_TARGET):
             self._first_token(choice)
         else:
             self._advance(Happening.NEXT_TOKEN)
@@ -203,7 +220,7 @@ class Attempt:
             self._computed()
 
     def _computed(self) -> None:
-        self._prefill.computed(self._order.key)
+        self._computer.computed(self._order.key)
         self._advance(Happening.FIRST_TOKEN)
 
     def _ended(self, sender: str, report: EndedReport) -> None:
@@ -219,17 +236,19 @@ class Attempt:
                 self._fail(sender, AttemptPreempted(f"{sender}: preempted", report.preemptions))
             case EndCause.TRANSFER_FAILED:
                 self._fail(sender, HandOffLost(_line(sender, report)))
+            case EndCause.INTERNAL:
+                self._fail(sender, WorkerFailed(_line(sender, report), sender))
             case _:
                 self._fail(sender, AttemptLost(_line(sender, report)))
 
     def _may_preempt(self, sender: str) -> bool:
-        """Only whoever owns the sequence can give it up."""
-        owner = self._target.worker.address if self._target and self.phase in OWNED_BY_TARGET else None
-        return sender == owner
+        """Only whoever owns the sequence can give it up, and generates."""
+        owned = self._target is not None and (self._alone or self.phase in OWNED_BY_TARGET)
+        return owned and self._target is not None and sender == self._target.worker.address
 
     def _fail(self, sender: str, failure: AttemptLost | ServiceError) -> None:
         """Something ended at a worker. Of no interest once it has said its last word here."""
-        if sender == self._prefill.address and self.phase is Phase.DECODING:
+        if sender == self._computer.address and not self._alone and self.phase is Phase.DECODING:
             return
         self._lose(failure)
 
@@ -238,21 +257,21 @@ class Attempt:
         self.failure = failure
 
     def _submit(self) -> None:
-        sealed = seal(self._target.ticket, self._target.ticket_key) if self._target else b""
+        sealed = self._target.sealed() if self._target else b""
         welcome = self._target.worker.welcome if self._target else None
         submit = pb.SubmitPrompt(
             sequence=to_spec(self._order),
             ticket=sealed,
             target_endpoints=welcome.kv_endpoints if welcome else (),
         )
-        self._prefill.attachment.send(pb.PrefillServiceAttachRequest(submit=submit))
-        self._prefill_busy = True
+        self._computer.attachment.send(pb.PrefillServiceAttachRequest(submit=submit))
+        self._submitted = True
         self._advance(Happening.SUBMITTED)
 
     def _advance(self, happening: Happening) -> None:
         self.phase = after(self.phase, happening)
         if self.phase in (Phase.DECODING, Phase.DONE):
-            self._prefill_busy = False
+            self._submitted = False
 
 
 def _line(sender: str, report: EndedReport) -> str:

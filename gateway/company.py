@@ -67,5 +67,5 @@ class Company:
             journal.begin()
             orders.append(journal.order(attempt, None))
         choices = tuple(choice for each in orders for choice in each.choices)
-        key = replace(orders[0].key, request_id=self.wire_id)
+        key = orders[0].key._replace(request_id=self.wire_id)
         return replace(orders[0], key=key, choices=choices)

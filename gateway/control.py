@@ -1,7 +1,6 @@
-"""ControlService: what operators ask. Translates, delegates, translates; knows who may ask."""
+"""ControlService: what operators ask. Translates, delegates, translates; who may ask is `gateway.access`'s."""
 
 import asyncio
-import hmac
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -13,12 +12,11 @@ from crossdock.worker.v1 import worker_pb2
 from gateway.admission import Admission
 from gateway.worker_pool import WorkerPool, WorkerRecord, WorkerState
 from service import status
-from service.errors import FieldViolation, InvalidRequest, Unauthorised
+from service.errors import FieldViolation, InvalidRequest
 
 AUDIT_TIMEOUT_S = 5.0
 _IN_FLIGHT = ("hold", "reservation")
 _SWAPPED = "swapped"
-_LOOPBACK_PEERS = ("ipv4:127.", "ipv6:[::1]", "ipv6:%5B::1%5D", "unix:")
 _STATES = {
     WorkerState.CONNECTING: pb.WORKER_STATE_CONNECTING,
     WorkerState.READY: pb.WORKER_STATE_READY,
@@ -28,34 +26,29 @@ _STATES = {
 
 
 class ControlServicer(ControlServiceServicer):
-    """token: what callers must bring as `authorization: Bearer <token>`; None lets loopback peers in only. owns:
-    whether a request as workers name it is this gateway's; others may share the workers."""
+    """owns: whether a request as workers name it is this gateway's; others may share the workers."""
 
     def __init__(
         self,
         prefills: WorkerPool,
         decodes: WorkerPool,
         admission: Admission,
-        token: str | None,
         *,
         owns: Callable[[str], bool],
     ) -> None:
         self._pools = ((pb.WORKER_ROLE_PREFILL, prefills), (pb.WORKER_ROLE_DECODE, decodes))
         self._admission = admission
-        self._token = token
         self._owns = owns
 
     async def GetStatus(  # noqa: N802 (the name is gRPC's)
         self, request: pb.GetStatusRequest, context: grpc.aio.ServicerContext[Any, Any]
     ) -> pb.GetStatusResponse:
-        await self._authorise(context)
         workers = [_status(role, worker) for role, worker in self._workers()]
         return pb.GetStatusResponse(workers=workers, live_requests=self._admission.live)
 
     async def Audit(  # noqa: N802
         self, request: pb.AuditRequest, context: grpc.aio.ServicerContext[Any, Any]
     ) -> pb.AuditResponse:
-        await self._authorise(context)
         before = self._admission.live
         ledgers = await asyncio.gather(*(_ledger(role, worker) for role, worker in self._workers()))
         owners = {each.request_id for ledger in ledgers for each in ledger.owners}
@@ -68,7 +61,6 @@ class ControlServicer(ControlServiceServicer):
     async def DrainWorker(  # noqa: N802
         self, request: pb.DrainWorkerRequest, context: grpc.aio.ServicerContext[Any, Any]
     ) -> pb.DrainWorkerResponse:
-        await self._authorise(context)
         named = [worker for _, worker in self._workers() if worker.worker_id == request.worker_id]
         if not named:
             unknown = FieldViolation(field="worker_id", description="no worker of that name is known")
@@ -81,18 +73,6 @@ class ControlServicer(ControlServiceServicer):
         for role, pool in self._pools:
             for worker in pool:
                 yield role, worker
-
-    async def _authorise(self, context: grpc.aio.ServicerContext[Any, Any]) -> None:
-        if self._token is None:
-            if not context.peer().startswith(_LOOPBACK_PEERS):
-                await status.abort(
-                    context, Unauthorised("without a control token only loopback peers may ask")
-                )
-            return
-        given = dict(context.invocation_metadata() or ()).get("authorization", "")
-        wanted = f"Bearer {self._token}"
-        if not hmac.compare_digest(str(given).encode(), wanted.encode()):
-            await status.abort(context, Unauthorised("authorization: no or wrong control token"))
 
 
 def _status(role: pb.WorkerRole, worker: WorkerRecord) -> pb.WorkerStatus:
@@ -107,7 +87,8 @@ def _status(role: pb.WorkerRole, worker: WorkerRecord) -> pb.WorkerStatus:
         free_blocks=load.free_blocks,
         total_blocks=welcome.total_blocks,
         finished_sequences=load.finished_sequences,
-        reason=worker.reason,
+        reason="frozen" if worker.frozen else worker.reason,
+        borrowed_core_ms=load.borrowed_core_ms,
     )
 
 

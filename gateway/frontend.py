@@ -29,7 +29,7 @@ T = TypeVar("T")
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Frontend:
     """card: the served model as it is known now. ready: whether new work is welcome. monotonic: seconds;
-    wall: for dates that people read."""
+    wall: for dates that people read. require_room: raises Exhausted when nothing of a tenant would be taken."""
 
     card: Callable[[], ModelCard]
     tokenizer: Tokenizer
@@ -40,11 +40,19 @@ class Frontend:
     monotonic: Callable[[], float]
     wall: Callable[[], datetime]
     ready: Callable[[], bool]
+    require_room: Callable[[str], None]
 
     async def accept(
-        self, spec: inference_pb2.GenerationSpec, time_left_s: float | None, *, streamed: bool = False
+        self,
+        spec: inference_pb2.GenerationSpec,
+        time_left_s: float | None,
+        *,
+        tenant: str,
+        streamed: bool = False,
     ) -> Request:
-        """Raises as validation.accept. Long texts are tokenised on another thread."""
+        """tenant: who asks, as the credential says. Raises Exhausted, or as validation.accept. Long texts are
+        tokenised on another thread."""
+        self.require_room(tenant)
         card, now, today = self.card(), self.monotonic(), self.wall()
 
         def work() -> Request:
@@ -57,6 +65,7 @@ class Frontend:
                 now=now,
                 today=today,
                 time_left_s=time_left_s,
+                tenant=tenant,
                 streamed=streamed,
             )
 
@@ -67,11 +76,17 @@ class Frontend:
         timeline = Timeline()
         timeline.mark(Instant.ACCEPTED, self.monotonic())
         outcome, generated = "cancelled", 0
+        last: float | None = None
         try:
             async with aclosing(generate(request, self.source, self.tokenizer)) as deltas:
                 async for delta in deltas:
                     if delta.tokens:
-                        timeline.mark(Instant.FIRST_TOKEN, self.monotonic())
+                        now = self.monotonic()
+                        if last is None:
+                            timeline.mark(Instant.FIRST_TOKEN, now)
+                        else:
+                            self.metrics.observe_gap(now - last)
+                        last = now
                     generated += len(delta.tokens) + delta.unseen_tokens
                     if delta.finish is not None:
                         outcome = delta.finish.reason.name.lower()
@@ -126,6 +141,9 @@ class Frontend:
             self.metrics.observe_first_token("gateway", first)
         if each is not None:
             self.metrics.observe_per_token("gateway", each)
+        whole = timeline.between(Instant.ACCEPTED, Instant.FINISHED)
+        if whole is not None:
+            self.metrics.observe_whole("gateway", whole)
 
 
 async def _off_loop(work: Callable[[], T], size_bytes: int) -> T:

@@ -4,15 +4,20 @@ import asyncio
 import random
 import secrets
 import time
+from collections.abc import Callable
 from contextlib import suppress
+from dataclasses import replace
 from datetime import datetime
 from itertools import chain
 
 from crossdock.v1 import control_pb2, inference_pb2
 from crossdock.v1.control_pb2_grpc import add_ControlServiceServicer_to_server
 from crossdock.v1.inference_pb2_grpc import add_InferenceServiceServicer_to_server
-from gateway.admission import Admission
-from gateway.attach import DECODE, PREFILL, make_hello
+from crossdock.worker.v1 import worker_pb2
+from gateway.access import Access
+from gateway.admission import Admission, Bounds
+from gateway.api_keys import ApiKeys
+from gateway.attach import DECODE, PREFILL, Dialect, make_hello
 from gateway.control import ControlServicer
 from gateway.errors import ModelFilesError
 from gateway.frontend import Frontend
@@ -23,22 +28,29 @@ from gateway.orchestrator import Orchestrator
 from gateway.served_model import ServedModel
 from gateway.servicer import InferenceServicer
 from gateway.tokenizer import Tokenizer, load_tokenizer
+from gateway.utilization import Utilization
+from gateway.window import window_of
 from gateway.worker_pool import WorkerPool, WorkerRecord
 from kvtransfer.ticket import key_check
-from service import server
+from service import server, worker_access
+from service.bind_rules import BindRules
+from service.channel import open_channel
 from service.config import DEFAULT_MODEL, GatewayOptions
-from service.health import Health
+from service.garbage import freeze_garbage
+from service.guard import Guard
+from service.health import HEALTH, Health
 from service.metrics import Metrics, Pool
 from service.model_source import resolve_model
+from service.orca import OpenRca
 from service.readiness import announce
 from service.startup import StartupError
+from service.tls import client_tls, server_tls
+from service.watched_files import keep_fresh
 
 METRICS_INTERVAL_S = 0.5
 STRAGGLERS_WAIT_S = 10.0
-_SERVICES = (
-    inference_pb2.DESCRIPTOR.services_by_name["InferenceService"].full_name,
-    control_pb2.DESCRIPTOR.services_by_name["ControlService"].full_name,
-)
+_INFERENCE = inference_pb2.DESCRIPTOR.services_by_name["InferenceService"].full_name
+_CONTROL = control_pb2.DESCRIPTOR.services_by_name["ControlService"].full_name
 
 
 def run(options: GatewayOptions) -> None:
@@ -63,14 +75,19 @@ class _Gateway:
         self._model = ServedModel(
             name, tokenizer, lambda: chain(self._prefills, self._decodes), key_check(ticket_key)
         )
-        self._prefills = WorkerPool(
-            options.prefill_workers, PREFILL, hello, refusal=self._model.refusal, on_change=self._changed
+        self._prefills = self._pool(options.prefill_workers, PREFILL, hello)
+        self._decodes = self._pool(options.decode_workers, DECODE, hello)
+        self._tls = server_tls(options.ssl_certfile, options.ssl_keyfile, options.ssl_ca_certs)
+        self._keys = None if options.api_keys is None else ApiKeys(options.api_keys)
+        self._admission = self._make_admission()
+        self._metrics = Metrics(options.metrics_names)
+        token = options.control_token
+        self._access = Access(
+            keys=self._keys,
+            control_token=None if token is None else token.get_secret_value(),
+            control_identities=options.control_identities,
+            on_refused=lambda: self._metrics.count_request("unauthorised"),
         )
-        self._decodes = WorkerPool(
-            options.decode_workers, DECODE, hello, refusal=self._model.refusal, on_change=self._changed
-        )
-        self._admission = Admission(options.queue_requests_max)
-        self._metrics = Metrics()
         self._ready = asyncio.Event()
         self._orchestrator = Orchestrator(
             prefills=self._prefills,
@@ -92,64 +109,110 @@ class _Gateway:
             monotonic=time.monotonic,
             wall=datetime.now,
             ready=self._ready.is_set,
+            require_room=self._admission.require_room,
         )
-        self._health = Health(_SERVICES)
+        self._utilization = Utilization(
+            self._prefills, self._decodes, self._admission, options.queue_requests_max, time.monotonic
+        )
+        self._open_rca = OpenRca(self._utilization.report)
+        self._health = Health((_INFERENCE,), standing=(_CONTROL,))
 
     async def serve(self) -> None:
         """From the listening sockets to the end of the last stream."""
         options = self._options
         request_bytes_max = options.grpc_max_message_bytes
         grpc_server = server.create_server(
-            [MalformedMessages(request_bytes_max)],
+            [Guard(self._access.check), MalformedMessages(request_bytes_max)],
             # Above this gRPC itself refuses, without details.
             message_bytes_max=max(request_bytes_max, server.MESSAGE_BYTES_MAX),
+            share_port=options.share_grpc_port,
         )
         await self._health.register(grpc_server)
-        add_InferenceServiceServicer_to_server(InferenceServicer(self._frontend), grpc_server)
-        token = options.control_token
+        inference = InferenceServicer(self._frontend, self._access, self._utilization.trailer)
+        add_InferenceServiceServicer_to_server(inference, grpc_server)
         control = ControlServicer(
-            self._prefills,
-            self._decodes,
-            self._admission,
-            token.get_secret_value() if token else None,
-            owns=self._orchestrator.asked_for,
+            self._prefills, self._decodes, self._admission, owns=self._orchestrator.asked_for
         )
         add_ControlServiceServicer_to_server(control, grpc_server)
         if options.enable_reflection:
-            server.enable_reflection(grpc_server, _SERVICES)
-        allow = options.allow_wildcard_bind
-        grpc_port = server.bind(grpc_server, f"{options.grpc_host}:{options.grpc_port}", allow_wildcard=allow)
-        app = openai_app(self._frontend, body_bytes_max=request_bytes_max)
-        http = HttpServer(app, options.http_host, options.http_port, allow_wildcard=allow)
+            server.enable_reflection(grpc_server, (_INFERENCE, _CONTROL, HEALTH))
+        grpc_server.add_generic_rpc_handlers((self._open_rca,))
+        rules = BindRules(allow_wildcard=options.allow_wildcard_bind, allow_insecure=options.allow_insecure)
+        grpc_port = server.bind(grpc_server, f"{options.grpc_host}:{options.grpc_port}", rules, self._tls)
+        app = openai_app(self._frontend, self._access, body_bytes_max=request_bytes_max)
+        http = HttpServer(app, options.http_host, options.http_port, rules, self._tls)
         await grpc_server.start()
         await http.start()
         async with asyncio.TaskGroup() as tasks:
             background = [
                 tasks.create_task(self._prefills.run()),
                 tasks.create_task(self._decodes.run()),
+                tasks.create_task(self._prefills.watch()),
+                tasks.create_task(self._decodes.watch()),
                 tasks.create_task(self._watch_load()),
                 tasks.create_task(self._watch_readiness()),
+                tasks.create_task(keep_fresh(self._refreshes())),
             ]
-            announcing = tasks.create_task(self._announce(grpc_port, http.port))
+            announcing = tasks.create_task(self._announce(grpc_port, http.url))
             await server.run_until_signal(
-                grpc_server, self._health, grace_s=options.shutdown_timeout, cleanups=[http.stop]
+                grpc_server,
+                self._health,
+                grace_s=options.shutdown_timeout,
+                before_stop=self._linger,
+                cleanups=[http.stop],
             )
             for task in (*background, announcing):
                 task.cancel()
 
-    async def _announce(self, grpc_port: int, http_port: int) -> None:
-        """Say that this process serves: once all workers are there, or some time after a pair is."""
+    async def _announce(self, grpc_port: int, http_url: str) -> None:
+        """Say that this process serves: once all workers are there, or some time after one is that generates."""
         await self._ready.wait()
         with suppress(TimeoutError):
             async with asyncio.timeout(STRAGGLERS_WAIT_S):
                 while not (self._prefills.all_ready() and self._decodes.all_ready()):
                     await self._orchestrator.next_change().wait()
+        freeze_garbage()
         grpc_address = f"{self._options.grpc_host}:{grpc_port}"
-        announce({"grpc": grpc_address, "http": f"http://{self._options.http_host}:{http_port}"})
+        announce({"grpc": grpc_address, "http": http_url})
+
+    def _pool(self, addresses: tuple[str, ...], dialect: Dialect, hello: worker_pb2.Hello) -> WorkerPool:
+        options = self._options
+        tls = client_tls(options.worker_ssl_ca_certs, options.worker_ssl_certfile, options.worker_ssl_keyfile)
+        dialect = replace(
+            dialect,
+            open_channel=lambda address: open_channel(address, tls),
+            credential=worker_access.credential(options.ticket_key.get_secret_value()),
+        )
+        refusal = self._model.refusal
+        return WorkerPool(addresses, dialect, hello, refusal=refusal, on_change=self._changed)
+
+    def _make_admission(self) -> Admission:
+        options = self._options
+        bounds = Bounds(
+            requests=options.queue_requests_max,
+            tokens=options.queue_tokens_max,
+            bytes=options.queue_bytes_max,
+            shared=self._keys is not None,
+        )
+        weights = dict(options.tenant_weights)
+        return Admission(
+            bounds,
+            clock=time.monotonic,
+            window=lambda: window_of(self._prefills.views(), self._decodes.views()),
+            weight=lambda tenant: weights.get(tenant, 1.0),
+        )
+
+    def _refreshes(self) -> list[Callable[[], None]]:
+        return [each.refresh for each in (self._tls, self._keys) if each is not None]
+
+    async def _linger(self) -> None:
+        """Take calls until everybody who balances over us has heard that we end."""
+        await asyncio.sleep(self._options.drain_window)
+        self._open_rca.end()
 
     def _changed(self) -> None:
         self._orchestrator.workers_changed()
-        if self._prefills.any_ready() and self._decodes.any_ready():
+        if self._decodes.serves():  # they can do without the others
             self._ready.set()
         else:
             self._ready.clear()
@@ -175,7 +238,13 @@ class _Gateway:
             running=load.running_sequences,
             waiting=load.waiting_sequences,
             kv_usage=used,
+            borrowed_s=load.borrowed_core_ms / 1000,
         )
+        welcome = worker.welcome
+        self._metrics.set_cache(
+            pool, worker.worker_id, block_size=welcome.block_size, blocks=welcome.total_blocks
+        )
+        self._metrics.set_counts(pool, worker.worker_id, worker.counts)
 
     async def _watch_load(self) -> None:
         """Show what the workers report."""

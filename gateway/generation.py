@@ -6,8 +6,8 @@ decides, stop strings, and which answers are the best. It knows no wire, no work
 
 from collections.abc import AsyncGenerator, Collection
 from contextlib import aclosing
-from dataclasses import dataclass, replace
-from typing import Protocol
+from dataclasses import dataclass
+from typing import NamedTuple, Protocol
 
 from gateway.request import EndReason, Request, Token, TokenBatch
 from gateway.text import TextFold
@@ -45,8 +45,7 @@ class Finish:
     matched: EndOfSequence | StopToken | StopString | None
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Delta:
+class Delta(NamedTuple):
     """Of one choice. text: became certain with these tokens. first_position: of tokens[0] in the answer, from 0;
     consecutive over an answer. cached_tokens: prompt tokens found in a cache, known from the first delta on. finish: in
     the choice's last delta only. seed: what the choice is a function of. unseen_tokens: of answers that were generated
@@ -103,14 +102,13 @@ def _best(request: Request, deltas: list[Delta]) -> list[Delta]:
     answers = [_whole([each for each in deltas if each.choice == n]) for n in range(request.best_of)]
     ranked = sorted(answers, key=lambda answer: -sum(token.logprob or 0.0 for token in answer.tokens))
     best, others = ranked[: request.n], ranked[request.n :]
-    shown = [replace(answer, choice=number) for number, answer in enumerate(best)]
-    return [*shown[:-1], replace(shown[-1], unseen_tokens=sum(len(each.tokens) for each in others))]
+    shown = [answer._replace(choice=number) for number, answer in enumerate(best)]
+    return [*shown[:-1], shown[-1]._replace(unseen_tokens=sum(len(each.tokens) for each in others))]
 
 
 def _whole(deltas: list[Delta]) -> Delta:
     """All of one choice as one delta."""
-    return replace(
-        deltas[-1],
+    return deltas[-1]._replace(
         text="".join(delta.text for delta in deltas),
         tokens=tuple(token for delta in deltas for token in delta.tokens),
         first_position=0,

@@ -1,9 +1,11 @@
-"""HTTP/1.1 with a bound on what a client may say that leads nowhere: an endless head, endless trailers.
+"""HTTP/1.1 with bounds on what a client may say that leads nowhere: an endless head, endless trailers, a request that
+never ends.
 
-The HTTP server speaks it. uvicorn's parser keeps an unfinished header however long it is; here the connection
-ends instead. It reads no body and knows no path.
+The HTTP server speaks it. uvicorn's parser keeps an unfinished request however long it is and takes; here the
+connection ends instead. It reads no body and knows no path.
 """
 
+import asyncio
 from http import HTTPStatus
 
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
@@ -12,12 +14,33 @@ from gateway.openai_errors import plain_error
 
 HEAD_BYTES_MAX = 65_536
 """Of a request's line and headers together; of what one read brings on top, the loop's buffer is the bound."""
+HEAD_S = 30.0
+"""From a connection, or a request's first byte, to the end of its headers."""
+BODY_S = 120.0
+"""From there to the end of its body."""
 
 
 class BoundedHttp(HttpToolsProtocol):
     """Refusals are error objects, as all others are."""
 
     _idle_bytes = 0
+    _patience: asyncio.TimerHandle | None = None
+
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+        super().connection_made(transport)
+        self._wait(HEAD_S)
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self._wait(None)
+        super().connection_lost(exc)
+
+    def on_message_begin(self) -> None:
+        self._wait(HEAD_S)
+        super().on_message_begin()
+
+    def on_message_complete(self) -> None:
+        self._wait(None)
+        super().on_message_complete()
 
     def data_received(self, data: bytes) -> None:
         self._idle_bytes += len(data)
@@ -27,6 +50,7 @@ class BoundedHttp(HttpToolsProtocol):
 
     def on_headers_complete(self) -> None:
         self._idle_bytes = 0
+        self._wait(BODY_S)
         super().on_headers_complete()
 
     def on_body(self, body: bytes) -> None:
@@ -36,6 +60,16 @@ class BoundedHttp(HttpToolsProtocol):
     def send_400_response(self, msg: str) -> None:
         """What is no HTTP at all. msg: uvicorn's own text, which says no more."""
         self._refuse(400, "must be an HTTP/1.1 request", "invalid_request")
+
+    def _wait(self, seconds: float | None) -> None:
+        """For the next part of a request, instead of any wait before; None for no longer."""
+        if self._patience is not None:
+            self._patience.cancel()
+        self._patience = None if seconds is None else self.loop.call_later(seconds, self._out_of_patience)
+
+    def _out_of_patience(self) -> None:
+        if not self.transport.is_closing():
+            self._refuse(408, "the request took too long to arrive", "request_timeout")
 
     def _refuse(self, status: int, message: str, code: str) -> None:
         """Ends the connection; says why unless an answer is on its way already."""

@@ -12,7 +12,8 @@ import uvicorn
 from starlette.applications import Starlette
 
 from gateway.http_protocol import BoundedHttp
-from service.server import BindError, is_wildcard
+from service.bind_rules import BindError, BindRules
+from service.tls import ServerTls
 
 
 class _QuietServer(uvicorn.Server):
@@ -22,11 +23,11 @@ class _QuietServer(uvicorn.Server):
 
 
 class HttpServer:
-    """host, port: where to listen; port 0 is any free one."""
+    """host, port: where to listen; port 0 is any free one. tls: None for none. Raises BindError."""
 
-    def __init__(self, app: Starlette, host: str, port: int, *, allow_wildcard: bool) -> None:
-        if not allow_wildcard and is_wildcard(f"{host}:{port}"):
-            raise BindError(f"{host}:{port}: listens on every interface; say --allow-wildcard-bind if meant")
+    def __init__(self, app: Starlette, host: str, port: int, rules: BindRules, tls: ServerTls | None) -> None:
+        rules.check(f"{host}:{port}", encrypted=tls is not None)
+        self._host = host
         self._socket = _listen(host, port)
         config = uvicorn.Config(
             app,
@@ -38,12 +39,17 @@ class HttpServer:
             timeout_keep_alive=30,
             server_header=False,
         )
+        config.load()
+        config.ssl = None if tls is None else tls.http_context()
+        self._scheme = "http" if tls is None else "https"
         self._server = _QuietServer(config)
         self._task: asyncio.Task[None] | None = None
 
     @property
-    def port(self) -> int:
-        return int(self._socket.getsockname()[1])
+    def url(self) -> str:
+        """Where it listens."""
+        host, port = self._host, int(self._socket.getsockname()[1])
+        return f"{self._scheme}://[{host}]:{port}" if ":" in host else f"{self._scheme}://{host}:{port}"
 
     async def start(self) -> None:
         self._task = asyncio.create_task(self._server.serve(sockets=[self._socket]))

@@ -1,7 +1,8 @@
 """The life of one attempt as the gateway knows it: tables only.
 
 Who owns the sequence follows from the phase: the prefill worker up to HANDING_OVER, the decode worker from ADOPTED
-on. In DECODING the prefill worker has said its last word: what happens to it is of no interest any more.
+on. In DECODING the prefill worker has said its last word: what happens to it is of no interest any more. Where the
+decode worker computes the prompt as well, it says what both would say, and owns the sequence from the beginning.
 """
 
 from collections.abc import Mapping
@@ -30,7 +31,7 @@ class Happening(Enum):
     GRANTED = auto()
     SUBMITTED = auto()
     FIRST_TOKEN = auto()
-    """Of this attempt, from the prefill worker."""
+    """Of this attempt, from whoever computed the prompt."""
     ADOPTED = auto()
     NEXT_TOKEN = auto()
     """From the decode worker."""

@@ -19,7 +19,6 @@ def part(
     request: Request, delta: Delta, *, first: bool, usage: inference_pb2.Usage | None
 ) -> inference_pb2.GenerateStreamResponse:
     """One message of a stream: prompt_info in the first, usage in the last."""
-    seeds = [request.seed_of(choice) for choice in range(request.n)]
     return inference_pb2.GenerateStreamResponse(
         deltas=[
             inference_pb2.SequenceDelta(
@@ -31,7 +30,7 @@ def part(
                 first_position=delta.first_position,
             )
         ],
-        prompt_info=_prompt_info(request, delta.cached_tokens, seeds) if first else None,
+        prompt_info=_first_info(request, delta) if first else None,
         usage=usage,
     )
 
@@ -98,6 +97,13 @@ def _output(request: Request, deltas: Sequence[Delta]) -> inference_pb2.Sequence
         token_ids=[token.token_id for token in tokens],
         logprobs=_logprobs(request, tokens),
         finish=_finish(last.finish),
+    )
+
+
+def _first_info(request: Request, delta: Delta) -> inference_pb2.PromptInfo:
+    """With the first delta of a stream; every choice has its number and its seed by then."""
+    return _prompt_info(
+        request, delta.cached_tokens, [request.seed_of(choice) for choice in range(request.n)]
     )
 
 

@@ -30,11 +30,13 @@ def error_object(error: ServiceError) -> JsonObject:
 
 
 def error_response(error: ServiceError) -> Response:
-    """With Retry-After where another try can help."""
+    """With Retry-After where another try can help, and the scheme where a credential would."""
     status, _, _ = http_status(error)
     headers = {}
     if status in _RETRY_STATUSES:
         headers["retry-after"] = str(max(1, math.ceil((error.retry_after_ms or 0) / 1000)))
+    if status == 401:
+        headers["www-authenticate"] = "Bearer"
     return Response(orjson.dumps(error_object(error)), status, headers, JSON_TYPE)
 
 

@@ -19,9 +19,11 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
 
+from gateway.access import Access
 from gateway.disconnect import CancelOnDisconnect
 from gateway.event_stream import EventStream
 from gateway.frontend import Frontend
+from gateway.http_access import TENANT, HttpAccess
 from gateway.json_fields import JsonObject
 from gateway.merge import merge
 from gateway.openai_answers import Answer
@@ -55,8 +57,8 @@ _INLINE_BYTES_MAX = 65_536
 T = TypeVar("T")
 
 
-def openai_app(frontend: Frontend, *, body_bytes_max: int) -> Starlette:
-    """The ASGI application. body_bytes_max: of one request."""
+def openai_app(frontend: Frontend, access: Access, *, body_bytes_max: int) -> Starlette:
+    """The ASGI application. access: who may ask what. body_bytes_max: of one request."""
     face = _Face(frontend, body_bytes_max)
     return Starlette(
         routes=[
@@ -70,7 +72,7 @@ def openai_app(frontend: Frontend, *, body_bytes_max: int) -> Starlette:
             Route("/metrics", face.metrics),
             Route("/version", face.version),
         ],
-        middleware=[Middleware(CancelOnDisconnect)],
+        middleware=[Middleware(HttpAccess, access=access), Middleware(CancelOnDisconnect)],
         exception_handlers={
             ServiceError: _on_refusal,
             HTTPException: _on_http_error,
@@ -130,7 +132,11 @@ class _Face:
     ) -> Response:
         request_id = self._request_id(request)
         call = await self._read(request, lambda body: read(body, request_id))
-        accepted = [await self._frontend.accept(spec, None, streamed=call.stream) for spec in call.specs]
+        tenant = getattr(request.state, TENANT)
+        accepted = [
+            await self._frontend.accept(spec, None, tenant=tenant, streamed=call.stream)
+            for spec in call.specs
+        ]
         created = int(self._frontend.wall().timestamp())
         answer = Answer(call, accepted, self._frontend.tokenizer, dialect, id=request_id, created=created)
         headers = {REQUEST_ID_KEY: request_id}

@@ -16,18 +16,27 @@ import structlog
 
 from engine.cache.prefix_chain import prefix_scope
 from gateway.admission import Admission
-from gateway.attempt import TOO_LATE, Attempt, AttemptLost, AttemptPreempted, HandOffLost, Target
-from gateway.broken_pairs import BrokenPairs
+from gateway.attempt import (
+    TOO_LATE,
+    Attempt,
+    AttemptLost,
+    AttemptPreempted,
+    HandOffLost,
+    Target,
+    WorkerFailed,
+)
+from gateway.breakers import Breakers
 from gateway.company import Company, Parted
 from gateway.journal import Journal
-from gateway.mailbox import DeadlinePassed, Mailbox
+from gateway.lifecycle import Phase
+from gateway.mailbox import DeadlinePassed, Mailbox, Turnstile
 from gateway.merge import merge
 from gateway.request import Request, TokenBatch
 from gateway.router import NoRoute, Route, holds, pick
 from gateway.worker_pool import WorkerPool, WorkerRecord
 from kvtransfer.identity import Identity
 from kvtransfer.ticket import Ticket, mint
-from service.errors import DeadlineExpired, FieldViolation, InvalidRequest, Unavailable
+from service.errors import AttemptsLost, DeadlineExpired, FieldViolation, InvalidRequest, Unavailable
 from service.orders import SequenceOrder
 
 ATTEMPTS_MAX = 4
@@ -64,14 +73,16 @@ class Orchestrator:
         self._randomness = randomness
         self._clock = clock
         self._lease_ms = lease_ms
-        self._broken = BrokenPairs()
+        self._breakers = Breakers()
         self._numbers = count(1)
+        self._turnstile = Turnstile()
         self._changed = asyncio.Event()
 
     def workers_changed(self) -> None:
         """A worker came, went or changed its state: those who wait for a route look again."""
         self._changed.set()
         self._changed = asyncio.Event()
+        self._admission.look()
 
     def asked_for(self, wire_id: str) -> bool:
         """Whether a request of this name is this gateway's, and no other's."""
@@ -89,7 +100,7 @@ class Orchestrator:
         unread: choices that the reader wants no more of; looked at after each batch. Closing the generator stops the
         work on both workers.
         """
-        with self._admission.enter():
+        async with self._admission.enter(request) as place:
             wire_id = f"{self._wire_prefix}{next(self._numbers)}"
             journals = _journals(request, wire_id, self._cache_scope(request))
             together = Company(
@@ -98,6 +109,7 @@ class Orchestrator:
             try:
                 async with aclosing(self._persist(together, attempts=0)) as batches:
                     async for batch in batches:
+                        place.took(len(batch.tokens))
                         yield batch
                 return
             except Parted as parted:
@@ -106,6 +118,7 @@ class Orchestrator:
             ways = [self._persist(together.alone(journal), attempts) for journal in left]
             async with aclosing(merge(ways)) as merged:
                 async for _, batch in merged:
+                    place.took(len(batch.tokens))
                     yield batch
 
     async def _persist(self, company: Company, attempts: int) -> AsyncGenerator[TokenBatch, None]:
@@ -124,7 +137,7 @@ class Orchestrator:
                 name = company.journals[0].request.id
                 structlog.get_logger().warning("attempt lost", request_id=name, attempt=number, why=str(lost))
                 if len(company.tried) == ATTEMPTS_MAX:
-                    raise Unavailable("every attempt was lost", reason="ATTEMPTS_LOST") from lost
+                    raise AttemptsLost("every attempt was lost") from lost
                 if company.begun():
                     raise Parted(number) from lost
 
@@ -144,10 +157,11 @@ class Orchestrator:
             while attempt.live():
                 for batch in attempt.hear(await attempt.mailbox.take()):
                     yield batch
-                for choice in company.newly_unread():
-                    attempt.end_choice(choice)
-                if not company.read():
-                    return
+                if company.unread:
+                    for choice in company.newly_unread():
+                        attempt.end_choice(choice)
+                    if not company.read():
+                        return
             if attempt.failure is not None:
                 raise attempt.failure
         finally:
@@ -177,8 +191,8 @@ class Orchestrator:
         raise InvalidRequest(FieldViolation(field="sampling.beam_width", description=rule))
 
     async def _route(self, company: Company, order: SequenceOrder) -> Route:
-        """The best pair. A first attempt finds one at once or is refused; a later one waits a little: what it lost may
-        be coming back."""
+        """The best workers. A first attempt finds some at once or is refused; a later one waits a little: what it lost
+        may be coming back."""
         request = company.journals[0].request
         give_up = self._clock() + (0 if order.key.attempt == 1 else REROUTE_WAIT_S)
         while True:
@@ -186,11 +200,10 @@ class Orchestrator:
             prefix = company.journals[0].prefix
             route = pick(
                 self._prefills.views(prefix),
-                self._decodes.views(prefix) if order.goes_on() else None,
-                tokens=order.length_limit(),
+                self._decodes.views(prefix),
+                order,
                 tried=company.tried,
-                broken=self._broken.avoided(self._clock()),
-                order=order,
+                broken=self._breakers.avoided(self._clock()),
             )
             if isinstance(route, Route):
                 return route
@@ -217,27 +230,35 @@ class Orchestrator:
         )
 
     def _attempt(self, company: Company, order: SequenceOrder, route: Route) -> Attempt:
-        prefill = self._prefills.take(route.prefill)
-        self._broken.begin(route, self._clock())
+        self._breakers.begin(route, self._clock())
+        prefill = self._prefills.take(route.prefill) if route.prefill is not None else None
+        decode = self._decodes.take(route.decode) if route.decode is not None else None
         target = None
-        if route.decode is not None:
-            decode = self._decodes.take(route.decode)
-            ticket = self._mint(order, prefill, decode)
+        if decode is not None:
+            ticket = self._mint(order, prefill, decode) if prefill is not None else None
             target = Target(worker=decode, ticket=ticket, ticket_key=self._ticket_key)
+        computer = prefill or decode
+        assert computer is not None, "a route has a worker"
         return Attempt(
             journals=company.journals,
             order=order,
             prefill=prefill,
             target=target,
-            cached_tokens=prefill.cached_tokens(company.journals[0].prefix),
+            mailbox=Mailbox(self._turnstile),
+            cached_tokens=computer.cached_tokens(company.journals[0].prefix),
         )
 
     def _learn(self, route: Route, attempt: Attempt) -> None:
-        """What the end of an attempt says of its pair."""
-        if attempt.handed_over:
-            self._broken.worked(route)
-        elif isinstance(attempt.failure, HandOffLost):
-            self._broken.failed(route, self._clock())
+        """What the end of an attempt says of its workers. Who refused or gave up has not failed."""
+        if attempt.failure is None and (attempt.handed_over or attempt.phase is Phase.DONE):
+            self._breakers.worked(route.parts())
+        elif attempt.handed_over and route.prefill is not None:
+            self._breakers.worked([route])
+        match attempt.failure:
+            case HandOffLost():
+                self._breakers.failed(route, self._clock())
+            case WorkerFailed(address=address):
+                self._breakers.failed(route.worker(address), self._clock())
 
     def _mint(self, order: SequenceOrder, prefill: WorkerRecord, decode: WorkerRecord) -> Ticket:
         source, target = prefill.welcome, decode.welcome

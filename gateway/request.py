@@ -2,6 +2,7 @@
 
 from dataclasses import dataclass
 from enum import Enum, auto
+from typing import NamedTuple
 
 from crossdock.seeds import choice_seed
 from service.orders import Beam
@@ -80,8 +81,7 @@ class Request:
         return 0 if self.best_of > self.n and self.sampling.logprobs is None else self.sampling.logprobs
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Token:
+class Token(NamedTuple):
     """One token of an answer. position: from 0. logprob, top: present when the request asked for logprobs;
     top holds (token id, logprob), most likely first."""
 
@@ -96,8 +96,7 @@ class EndReason(Enum):
     LENGTH = auto()
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class TokenBatch:
+class TokenBatch(NamedTuple):
     """Tokens of one choice that arrived together, in order. end: set in its last batch; for STOP the last token is the
     match."""
 

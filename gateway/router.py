@@ -1,18 +1,31 @@
-"""Which prefill and which decode worker serve an attempt: filter, weigh, pick. A pure function over views.
+"""Which workers serve an attempt: filter, predict, pick. A pure function over views.
 
-Everything is weighed in one unit: the time that a prefill worker takes for one prompt token.
+Everything is predicted in milliseconds: until the first token, and what the others are kept waiting. The figures are
+those that the workers measured while running; who has none yet is taken to be as fast as the others.
 """
 
-from collections.abc import Collection, Iterable
+import math
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
 from itertools import product
+from typing import TypeAlias
 
 from service.orders import SequenceOrder
 
+PROMPT_TOKEN_MS = 1.0
+STEP_MS = 20.0
+HAND_OFF_TOKEN_MS = 1 / 32
+"""What is taken while nobody has measured anything."""
+HAND_OFF_MS = 2.0
+"""The trips between processes that a hand-off takes before the prompt is begun."""
 FULL_TOKENS = 1024
-"""What it weighs that a worker has no room left; half of it for one that is half full."""
-TRANSFER_WEIGHT = 1 / 32
-"""What it weighs to send a token to a decode worker rather than find it there."""
+"""Tokens that one waits for where prompts are computed and no block is free; half of it where half of them are."""
+FULL_STEPS = 50
+"""Steps that one waits for where no seat or no block is free to generate; half of it where half of them are."""
+STEP_SHARE = 0.25
+"""By how much of a step a worker lets prompts make it longer for those who generate in it."""
+DELAY_STEPS = 2
+"""By how many steps in all a prompt may delay those who generate, as long as it could be computed elsewhere."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -23,7 +36,8 @@ class WorkerView:
     cannot hand over. tokens_max: of the longest sequence that it can hold. queued_tokens: prompt tokens not yet
     computed. sequences: running or promised; seats: how many there can be. blocks: free and unpromised, and in all;
     block_size: tokens in each. cached_tokens: of the sequence, from its start, that need not be computed or sent here.
-    picked: number of its last pick, which grows over the pool; for ties.
+    step_ms, prompt_token_ms, hand_off_token_ms: see `WorkerLoad`. picked: number of its last pick, which grows over the
+    pool; for ties. frozen: there, but nothing moves in it.
     """
 
     address: str
@@ -38,55 +52,76 @@ class WorkerView:
     picked: int
     cached_tokens: int = 0
     block_size: int = 1
+    frozen: bool = False
+    step_ms: float = 0.0
+    prompt_token_ms: float = 0.0
+    hand_off_token_ms: float = 0.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Route:
-    """The chosen pair, by address. decode: None where nothing is handed over."""
+    """The chosen workers, by address. prefill: None where the decode worker computes the prompt as well. decode: None
+    where nothing is generated after the first token."""
 
-    prefill: str
+    prefill: str | None
     decode: str | None
+
+    def worker(self, address: str) -> "Route":
+        """One of its workers alone."""
+        alone = address == self.prefill
+        return Route(prefill=address if alone else None, decode=None if alone else address)
+
+    def parts(self) -> frozenset["Route"]:
+        """Itself, and each of its workers alone."""
+        workers = (Route(prefill=self.prefill, decode=None), Route(prefill=None, decode=self.decode))
+        return frozenset(each for each in (self, *workers) if each != _NOBODY)
+
+
+_NOBODY = Route(prefill=None, decode=None)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NoRoute:
-    """Nobody can serve now. pool: "prefill" or "decode", whichever is missing, or "pair" when none fit together."""
+    """Nobody can serve now. pool: "prefill" or "decode", where somebody is missing."""
 
     pool: str
 
 
+Way: TypeAlias = tuple[WorkerView | None, WorkerView | None]
+"""Who computes the prompt, and who generates: the same one when the first is None."""
+
+
 def pick(
     prefills: Iterable[WorkerView],
-    decodes: Iterable[WorkerView] | None,
+    decodes: Iterable[WorkerView],
+    order: SequenceOrder,
     *,
-    tokens: int,
     tried: Collection[Route] = (),
     broken: Collection[Route] = (),
-    order: SequenceOrder | None = None,
 ) -> Route | NoRoute:
-    """The pair that is likely to answer first. decodes: None for an answer that ends with its first token. tokens: of
-    the sequence at its longest. tried: before, in vain; workers of them only if there are no others. broken: pairs of
-    which a hand-off has just failed; only if there are no others. order: whose branches the decode worker must hold at
-    once.
+    """The workers that are likely to answer first. tried: before, in vain; workers of them only if there are no others.
+    broken: pairs and single workers that have just failed; only if there are no others.
 
-    Of the workers that can hold the sequence: the prefill worker that will have the prompt done first, since it has
-    most of it cached, least to do before or most room, with the decode worker that has most room and least to receive.
-    What is cached makes up for so much work in the queue and no more, so that others get what many ask for. Ties go to
-    the one that was not picked for longest.
+    Of the workers that can hold the sequence: a pair, the prefill worker that will have the prompt done first with the
+    decode worker that has most room and least to receive; or a decode worker by itself, when what it must compute of
+    the prompt is too little to be felt by those who generate there, or when there is nobody to do it for it. What is
+    cached makes up for so much work in the queue and no more, so that others get what many ask for. Ties go to the one
+    that was not picked for longest. One that is frozen is picked only if there are no others: it may move again, and is
+    lost soon if not.
     """
-    sources = [each for each in prefills if _can_serve(each, tokens)]
-    if not sources:
-        return NoRoute(pool="prefill")
-    if decodes is None:
-        return _route(min(sources, key=lambda source: _rank(source, None, tried, broken)))
-    able = (each for each in decodes if _can_serve(each, tokens))
-    targets = [each for each in able if order is None or holds(each, order)]
-    if not targets:
-        return NoRoute(pool="decode")
-    pairs = [pair for pair in product(sources, targets) if pair[0].fingerprint == pair[1].fingerprint]
-    if not pairs:
-        return NoRoute(pool="pair")
-    return _route(*min(pairs, key=lambda pair: _rank(pair[0], pair[1], tried, broken)))
+    sources = [each for each in prefills if _can_serve(each, order)]
+    targets = [each for each in decodes if _can_serve(each, order) and holds(each, order)]
+    guess = _Guess.of(sources, targets, len(order.token_ids))
+    apart: list[Way]
+    if order.goes_on():
+        apart = [pair for pair in product(sources, targets) if pair[0].fingerprint == pair[1].fingerprint]
+    else:
+        apart = [(source, None) for source in sources]
+    forced = not any(_hands_over(way, broken) and not _frozen(way) for way in apart)
+    ways = [*apart, *((None, target) for target in targets if forced or guess.short(target))]
+    if not ways:
+        return NoRoute(pool="decode" if order.goes_on() else "prefill")
+    return _route(min(ways, key=lambda way: _rank(way, guess, tried, broken)))
 
 
 def holds(worker: WorkerView, order: SequenceOrder) -> bool:
@@ -96,39 +131,114 @@ def holds(worker: WorkerView, order: SequenceOrder) -> bool:
     return order.branches() <= worker.seats and order.blocks(worker.block_size) <= worker.total_blocks
 
 
+@dataclass(frozen=True, slots=True)
+class _Guess:
+    """Milliseconds, for a sequence of `known` tokens. The other fields: what is taken of workers that have measured
+    nothing."""
+
+    known: int
+    step_ms: float
+    prompt_token_ms: float
+    hand_off_token_ms: float
+
+    @classmethod
+    def of(cls, sources: Sequence[WorkerView], targets: Sequence[WorkerView], known: int) -> "_Guess":
+        everybody = (*sources, *targets)
+        return cls(
+            known=known,
+            step_ms=_mean((each.step_ms for each in targets), STEP_MS),
+            prompt_token_ms=_mean((each.prompt_token_ms for each in everybody), PROMPT_TOKEN_MS),
+            hand_off_token_ms=_mean((each.hand_off_token_ms for each in sources), HAND_OFF_TOKEN_MS),
+        )
+
+    def whole_ms(self, source: WorkerView | None, target: WorkerView | None) -> float:
+        """Until the first token, with what the others wait for it."""
+        generating = self._room_ms(target) if target is not None else 0.0
+        if source is None:
+            assert target is not None
+            return self._beside_ms(target) + generating
+        handing_over = self._hand_off_ms(source, target) if target is not None else 0.0
+        return self._prompt_ms(source) + handing_over + generating
+
+    def short(self, target: WorkerView) -> bool:
+        """Whether those who generate here hardly feel that this prompt is computed beside them. Nobody knows before it
+        was measured how long their steps are."""
+        return 0 < self._work_ms(target) <= DELAY_STEPS * target.step_ms
+
+    def _prompt_ms(self, source: WorkerView) -> float:
+        """Without free blocks it would wait until others are handed over."""
+        each_ms = source.prompt_token_ms or self.prompt_token_ms
+        return each_ms * (source.queued_tokens + self._uncached(source) + FULL_TOKENS * _blocks_taken(source))
+
+    def _hand_off_ms(self, source: WorkerView, target: WorkerView) -> float:
+        each_ms = source.hand_off_token_ms or self.hand_off_token_ms
+        return HAND_OFF_MS + each_ms * (self.known - min(target.cached_tokens, self.known))
+
+    def _room_ms(self, target: WorkerView) -> float:
+        taken = max(target.sequences / max(1, target.seats), _blocks_taken(target))
+        return FULL_STEPS * (target.step_ms or self.step_ms) * taken
+
+    def _beside_ms(self, target: WorkerView) -> float:
+        """Computing the prompt where others generate: a share of their steps is all that it gets, and each of them
+        waits as long as that takes."""
+        work_ms, step_ms = self._work_ms(target), target.step_ms or self.step_ms
+        if not target.sequences:
+            return work_ms
+        own_ms = self._uncached(target) * (target.prompt_token_ms or self.prompt_token_ms)
+        return work_ms + math.ceil(work_ms / (STEP_SHARE * step_ms)) * step_ms + own_ms * target.sequences
+
+    def _work_ms(self, target: WorkerView) -> float:
+        each_ms = target.prompt_token_ms or self.prompt_token_ms
+        return each_ms * (target.queued_tokens + self._uncached(target))
+
+    def _uncached(self, worker: WorkerView) -> int:
+        return max(1, self.known - worker.cached_tokens)
+
+
+def _hands_over(way: Way, broken: Collection[Route]) -> bool:
+    """Whether nothing is known against having the prompt computed apart, whatever becomes of it afterwards."""
+    route = _route(way)
+    return route not in broken and Route(prefill=route.prefill, decode=None) not in broken
+
+
 def _rank(
-    source: WorkerView, target: WorkerView | None, tried: Collection[Route], broken: Collection[Route]
-) -> tuple[bool, int, float, int, int]:
+    way: Way, guess: _Guess, tried: Collection[Route], broken: Collection[Route]
+) -> tuple[int, bool, int, float, int, int]:
     """The least is the best."""
-    route = _route(source, target)
-    cost, picked = (_decode_cost(target), target.picked) if target is not None else (0.0, 0)
-    return (route in broken, _overlap(route, tried), _prefill_cost(source) + cost, source.picked, picked)
+    route, (source, target) = _route(way), way
+    fails = bool(broken) and not route.parts().isdisjoint(broken)
+    first, last = (each.picked if each is not None else 0 for each in (source or target, target))
+    whole_ms = guess.whole_ms(source, target)
+    return (_frozen(way), fails, _overlap(route, tried), whole_ms, first, last)
 
 
-def _route(source: WorkerView, target: WorkerView | None = None) -> Route:
-    return Route(prefill=source.address, decode=target.address if target is not None else None)
+def _frozen(way: Way) -> int:
+    """How many of its workers stand still."""
+    return sum(each.frozen for each in way if each is not None)
+
+
+def _route(way: Way) -> Route:
+    prefill, decode = (each.address if each is not None else None for each in way)
+    return Route(prefill=prefill, decode=decode)
 
 
 def _overlap(route: Route, tried: Collection[Route]) -> int:
     """Whatever has least in common with what was tried: the gateway may reach both of a pair that is cut off from each
     other, and then the one that gets nothing seems to have the most room."""
-    return sum((route.prefill == each.prefill) + (route.decode == each.decode) for each in tried)
+    workers = [(route.prefill, each.prefill) for each in tried] + [
+        (route.decode, each.decode) for each in tried
+    ]
+    return sum(one is not None and one == other for one, other in workers)
 
 
-def _can_serve(worker: WorkerView, tokens: int) -> bool:
-    return worker.ready and worker.tokens_max >= tokens
-
-
-def _prefill_cost(source: WorkerView) -> float:
-    """Tokens to compute before the first one is sampled, less the prompt, which is as long everywhere. Without free
-    blocks it would wait until others are handed over."""
-    return source.queued_tokens - source.cached_tokens + FULL_TOKENS * _blocks_taken(source)
-
-
-def _decode_cost(target: WorkerView) -> float:
-    seats_taken = target.sequences / max(1, target.seats)
-    return FULL_TOKENS * max(seats_taken, _blocks_taken(target)) - TRANSFER_WEIGHT * target.cached_tokens
+def _can_serve(worker: WorkerView, order: SequenceOrder) -> bool:
+    return worker.ready and worker.tokens_max >= order.length_limit()
 
 
 def _blocks_taken(worker: WorkerView) -> float:
     return 1 - worker.free_blocks / max(1, worker.total_blocks)
+
+
+def _mean(measured: Iterable[float], otherwise: float) -> float:
+    known = [each for each in measured if each > 0]
+    return sum(known) / len(known) if known else otherwise

@@ -7,16 +7,18 @@ client that goes away, or whose deadline passes, closes the generator and with i
 import asyncio
 from collections.abc import AsyncIterator
 from contextlib import aclosing, asynccontextmanager
-from typing import Any
+from typing import Any, Protocol
 
 import grpc
 import structlog
 
 from crossdock.v1 import inference_pb2, inference_pb2_grpc
 from gateway import messages
+from gateway.access import Access
 from gateway.frontend import Frontend
 from gateway.request import Request
-from service.errors import InternalFault, ServiceError
+from service.errors import InternalFault, ServiceError, Unavailable
+from service.guard import authorization
 from service.status import abort
 
 REQUEST_ID_KEY = "x-request-id"
@@ -26,16 +28,29 @@ Context = grpc.aio.ServicerContext[Any, Any]
 _log = structlog.stdlib.get_logger(__name__)
 
 
-class InferenceServicer(inference_pb2_grpc.InferenceServiceServicer):
-    """crossdock.v1.InferenceService over one frontend."""
+class Trailer(Protocol):
+    """Trailing metadata of a call that ends now. failed: through a fault of ours."""
 
-    def __init__(self, frontend: Frontend) -> None:
+    def __call__(self, *, failed: bool) -> tuple[tuple[str, bytes], ...]: ...
+
+
+def _no_trailer(*, failed: bool) -> tuple[tuple[str, bytes], ...]:
+    return ()
+
+
+class InferenceServicer(inference_pb2_grpc.InferenceServiceServicer):
+    """crossdock.v1.InferenceService over one frontend. access: whose a call is. trailer: what to say at the end of each
+    call."""
+
+    def __init__(self, frontend: Frontend, access: Access, trailer: Trailer = _no_trailer) -> None:
         self._frontend = frontend
+        self._access = access
+        self._trailer = trailer
 
     async def Generate(
         self, request: inference_pb2.GenerateRequest, context: Context
     ) -> inference_pb2.GenerateResponse:
-        async with _refusals(context):
+        async with self._refusals(context):
             accepted = await self._accept(request.spec, context, streamed=False)
             async with aclosing(self._frontend.generate(accepted)) as deltas:
                 whole = messages.whole(accepted, [delta async for delta in deltas])
@@ -45,7 +60,7 @@ class InferenceServicer(inference_pb2_grpc.InferenceServiceServicer):
 
     async def GenerateStream(self, request: inference_pb2.GenerateStreamRequest, context: Context) -> None:
         """Writes rather than yields: a write that is cancelled then closes the generator at once."""
-        async with _refusals(context):
+        async with self._refusals(context):
             accepted = await self._accept(request.spec, context, streamed=True)
             total = messages.Total(accepted)
             async with aclosing(self._frontend.generate(accepted)) as deltas:
@@ -61,7 +76,7 @@ class InferenceServicer(inference_pb2_grpc.InferenceServiceServicer):
     async def Tokenize(
         self, request: inference_pb2.TokenizeRequest, context: Context
     ) -> inference_pb2.TokenizeResponse:
-        async with _refusals(context):
+        async with self._refusals(context):
             token_ids = await self._frontend.tokenize(request)
             length = self._frontend.card().tokens_max()
             return inference_pb2.TokenizeResponse(token_ids=token_ids, max_model_len=length)
@@ -70,48 +85,52 @@ class InferenceServicer(inference_pb2_grpc.InferenceServiceServicer):
     async def Detokenize(
         self, request: inference_pb2.DetokenizeRequest, context: Context
     ) -> inference_pb2.DetokenizeResponse:
-        async with _refusals(context):
+        async with self._refusals(context):
             return inference_pb2.DetokenizeResponse(text=self._frontend.detokenize(request))
         raise AssertionError("a refusal ends the call")
 
     async def ListModels(
         self, request: inference_pb2.ListModelsRequest, context: Context
     ) -> inference_pb2.ListModelsResponse:
-        async with _refusals(context):
+        async with self._refusals(context):
             return inference_pb2.ListModelsResponse(models=[messages.model(self._frontend.card())])
         raise AssertionError("a refusal ends the call")
 
     async def _accept(
         self, spec: inference_pb2.GenerationSpec, context: Context, *, streamed: bool
     ) -> Request:
-        accepted = await self._frontend.accept(spec, context.time_remaining(), streamed=streamed)
+        tenant = self._access.tenant(authorization(context))
+        accepted = await self._frontend.accept(
+            spec, context.time_remaining(), tenant=tenant, streamed=streamed
+        )
         context.set_trailing_metadata(((REQUEST_ID_KEY, accepted.id),))  # a later refusal carries it too
         return accepted
+
+    @asynccontextmanager
+    async def _refusals(self, context: Context) -> AsyncIterator[None]:
+        """Ends the call with the status of what is raised inside. A cancellation that is not the caller's would
+        leave the client waiting, and is a fault like any other."""
+        refusal: ServiceError | None = None
+        try:
+            yield
+        except ServiceError as error:
+            refusal = error
+        except asyncio.CancelledError:
+            task = asyncio.current_task()
+            if task is None or task.cancelling():
+                raise
+            refusal = _fault()
+        except Exception:
+            refusal = _fault()
+        trailer = self._trailer(failed=isinstance(refusal, InternalFault | Unavailable))
+        context.set_trailing_metadata((*(context.trailing_metadata() or ()), *trailer))
+        if refusal is not None:
+            await abort(context, refusal)
 
 
 async def _send_id(accepted: Request, context: Context) -> None:
     """Not before there is something to say: once headers are sent, gRPC does not retry the call elsewhere."""
     await context.send_initial_metadata(((REQUEST_ID_KEY, accepted.id),))
-
-
-@asynccontextmanager
-async def _refusals(context: Context) -> AsyncIterator[None]:
-    """Ends the call with the status of what is raised inside. A cancellation that is not the caller's would
-    leave the client waiting, and is a fault like any other."""
-    try:
-        yield
-    except ServiceError as error:
-        refusal = error
-    except asyncio.CancelledError:
-        task = asyncio.current_task()
-        if task is None or task.cancelling():
-            raise
-        refusal = _fault()
-    except Exception:
-        refusal = _fault()
-    else:
-        return
-    await abort(context, refusal)
 
 
 def _fault() -> InternalFault:

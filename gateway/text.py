@@ -6,7 +6,7 @@ UTF-8 sequence or could still become a stop string. It knows no stop tokens, no 
 
 import codecs
 from collections.abc import Sequence
-from dataclasses import dataclass
+from typing import NamedTuple
 
 from gateway.tokenizer import Tokenizer
 
@@ -14,8 +14,7 @@ from gateway.tokenizer import Tokenizer
 _PROMPT_TAIL_TOKENS = 8
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class TextDelta:
+class TextDelta(NamedTuple):
     """text: became certain now. stop_string: the one that has ended the answer. tokens_used: how many of the
     pushed tokens belong to the answer; fewer than all only when a stop string ended it."""
 

@@ -34,10 +34,11 @@ def accept(
     now: float,
     today: datetime,
     time_left_s: float | None,
+    tenant: str = "",
     streamed: bool = False,
 ) -> Request:
-    """now: seconds on the gateway's monotonic clock. today: for chat templates that name the date. streamed: deltas are
-    shown as they come.
+    """now: seconds on the gateway's monotonic clock. today: for chat templates that name the date. tenant: who asks.
+    streamed: deltas are shown as they come.
 
     Raises ModelNotFound, InvalidRequest (reason CONTEXT_LENGTH_EXCEEDED when only length is wrong) or
     DeadlineExpired. Costs what tokenising the text costs.
@@ -57,6 +58,7 @@ def accept(
         stop=_stop(spec, card, max_tokens),
         include_special_tokens=spec.output.include_special_tokens,
         deadline=None if time_left_s is None else now + time_left_s,
+        tenant=tenant,
         cache_salt=spec.cache_salt,
         priority=spec.priority,
         n=choices.number(spec.sampling),

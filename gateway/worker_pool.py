@@ -5,7 +5,7 @@ when a worker is lost. Picks nobody: that is the router's.
 """
 
 import asyncio
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from enum import Enum, auto
 from itertools import count
@@ -21,6 +21,7 @@ from gateway.router import WorkerView
 from service.cache_events import from_wire
 from service.load import WorkerLoad
 from service.orders import AttemptKey
+from service.pulse import Stillness
 from service.reports import EndCause, EndedReport, Report, Response, decode, from_load_report
 
 
@@ -41,6 +42,10 @@ class Booking:
 
 
 NO_PREFIX = RequestPrefix()
+LOOK_INTERVAL_S = 0.1
+SILENT_LOOKS_MAX = 7
+"""A worker that lives says something every 200 ms. One that is silent is lost when its stream breaks; until then it is
+frozen."""
 
 
 class WorkerRecord:
@@ -57,15 +62,19 @@ class WorkerRecord:
         self.state = WorkerState.CONNECTING
         self.welcome: pb.Welcome | None = None
         self.load = WorkerLoad()
+        self.counts: Mapping[str, int] = {}
         self.prefixes = PrefixMap()
         self.reason = "not connected yet"
         self.picked = 0
+        self.frozen = False
         self.request = dialect.request
         self.attachment = Attachment(address, dialect, hello, self)
         self._pool = pool
         self._bookings: dict[AttemptKey, Booking] = {}
         self._audits: dict[int, asyncio.Future[pb.AuditReport | None]] = {}
         self._query_ids = count(1)
+        self._spoke = False
+        self._silence = Stillness(SILENT_LOOKS_MAX)
 
     @property
     def worker_id(self) -> str:
@@ -105,7 +114,18 @@ class WorkerRecord:
             picked=self.picked,
             cached_tokens=self.cached_tokens(prefix),
             block_size=max(1, welcome.block_size),
+            frozen=self.frozen,
+            step_ms=self.load.step_ms,
+            prompt_token_ms=self.load.prompt_token_ms,
+            hand_off_token_ms=self.load.hand_off_token_ms,
         )
+
+    def look(self) -> None:
+        """Whether it has been silent for too long. To be called every LOOK_INTERVAL_S."""
+        silent = self._silence.look(moved=self._spoke)
+        self._spoke = False
+        if silent and self.state is not WorkerState.CONNECTING:
+            self._freezes(True)
 
     def drain(self) -> None:
         """Give it nothing new. It finishes what it has, and says so to every gateway."""
@@ -129,6 +149,7 @@ class WorkerRecord:
 
     def on_message(self, message: Response) -> None:
         """Raises BadReport."""
+        self._spoke = True
         match message.WhichOneof("message"):
             case "welcome":
                 self._welcomed(message.welcome)
@@ -154,7 +175,7 @@ class WorkerRecord:
                 answer.set_result(None)
         self.load = WorkerLoad()
         self.prefixes = PrefixMap()
-        self.state, self.reason = WorkerState.CONNECTING, detail
+        self.state, self.reason, self.frozen = WorkerState.CONNECTING, detail, False
         self._pool.changed()
 
     def _pass_on(self, report: Report) -> None:
@@ -176,8 +197,18 @@ class WorkerRecord:
 
     def _loaded(self, report: pb.LoadReport) -> None:
         self.load = from_load_report(report)
+        self.counts = dict(report.counts)
+        self._freezes(report.frozen)
         if report.draining:
             self._drains()
+
+    def _freezes(self, frozen: bool) -> None:
+        if frozen != self.frozen:
+            self.frozen = frozen
+            structlog.get_logger().warning(
+                "worker frozen" if frozen else "worker moves", worker=self.worker_id
+            )
+            self._pool.changed()
 
     def _drains(self) -> None:
         if self.state is WorkerState.READY:
@@ -223,8 +254,19 @@ class WorkerPool:
     def any_ready(self) -> bool:
         return any(worker.state is WorkerState.READY for worker in self._workers)
 
+    def serves(self) -> bool:
+        """Whether any of them is ready and moves."""
+        return any(worker.state is WorkerState.READY and not worker.frozen for worker in self._workers)
+
     def all_ready(self) -> bool:
         return all(worker.state is WorkerState.READY for worker in self._workers)
+
+    async def watch(self) -> None:
+        """Notice workers that fall silent, until cancelled."""
+        while True:
+            await asyncio.sleep(LOOK_INTERVAL_S)
+            for worker in self._workers:
+                worker.look()
 
     async def run(self) -> None:
         """Keep streams to all workers open until cancelled."""

@@ -68,6 +68,7 @@ class PrefillRole:
             tell=tell,
             clock=time.monotonic,
             queue_requests_max=options.queue_requests_max,
+            borrowed_s=engine.borrowed_s,
         )
 
     def register(

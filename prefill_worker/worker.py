@@ -4,6 +4,7 @@ Everything here runs on the step thread. It starts sequences, turns the engine's
 turns what the transport says into releases. Never touches a socket, never decides what is computed next.
 """
 
+from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 
@@ -11,6 +12,7 @@ from engine.cache.block_pool import Ledger
 from engine.cache.kv_cache import KVCache
 from engine.cache.prefix_chain import PrefixChain
 from engine.core import EngineCore, Output, Progress, StepResult
+from engine.scheduling.pace import Rate
 from engine.sequence import EndReason, SamplingParams, Sequence, SequenceId, StopRules
 from kvtransfer.errors import Overloaded, Reason, TicketRefused
 from kvtransfer.events import Closed, Committed, Failed, FirstTokens, SourceEvent
@@ -21,7 +23,9 @@ from service.load import WorkerLoad
 from service.orders import AttemptKey, AttemptRefused, Choice, SequenceOrder, superseded
 from service.reports import EndCause, EndedReport, HandedOverReport, Report, TokenEnd, TokenReport
 from service.token_books import TokenBooks, TokenCounts, Waste
+from service.worker_counts import PREFIX_HITS, PREFIX_QUERIES, TRANSFER_FAILURES
 
+MEASURED_TOKENS_MIN = 64
 ENDPOINTS_MAX = 8
 ENDPOINT_CHARS_MAX = 256
 
@@ -38,7 +42,7 @@ class HandOff:
 @dataclass(slots=True, kw_only=True)
 class Attempt:
     """One try at a prompt. sequence: None once it is detached. pushed: blocks given to the transport. computed: tokens
-    that were computed for it here."""
+    that were computed for it here. done_at: when the prompt was done and the hand-off was not, in seconds."""
 
     gateway: str
     order: SequenceOrder
@@ -46,10 +50,12 @@ class Attempt:
     sequence: Sequence | None
     pushed: int = 0
     computed: int = 0
+    done_at: float = 0.0
 
 
 class PrefillWorker:
-    """tell: gives reports for a gateway to the rim; never blocks. clock: seconds, monotonic."""
+    """tell: gives reports for a gateway to the rim; never blocks. clock: seconds, monotonic.
+    borrowed_s: seconds that cores of other workers have computed here."""
 
     def __init__(
         self,
@@ -60,6 +66,7 @@ class PrefillWorker:
         tell: Callable[[str, Report], None],
         clock: Callable[[], float],
         queue_requests_max: int,
+        borrowed_s: Callable[[], float] = lambda: 0.0,
     ) -> None:
         self._core = core
         self._cache = cache
@@ -67,11 +74,14 @@ class PrefillWorker:
         self._tell = tell
         self._clock = clock
         self._queue_requests_max = queue_requests_max
+        self._borrowed_s = borrowed_s
         self._holds = Holds(core.pool)
         self._attempts: dict[AttemptKey, Attempt] = {}
         self._by_ticket: dict[bytes, Attempt] = {}
         self._finished_sequences = 0
         self._books = TokenBooks()
+        self._counts = Counter[str]()
+        self._hand_off_pace = Rate()
 
     def submit(self, gateway: str, order: SequenceOrder, hand_off: HandOff | None) -> None:
         """Take one attempt, once. Refusals are reported; older attempts of the same request are void from now on."""
@@ -109,10 +119,12 @@ class PrefillWorker:
             case Committed():
                 if attempt is not None:
                     self._forget(attempt)
+                    self._measure(attempt)
                     self._books.deliver(attempt.computed)
                     self._tell(attempt.gateway, HandedOverReport(key=attempt.order.key))
                     self._holds.let_go(event.ticket_id)
             case Failed():
+                self._counts[f"{TRANSFER_FAILURES}.{event.reason.name.lower()}"] += 1
                 if attempt is not None:
                     # The target lets go when it is told to before we are.
                     unwanted = event.reason is Reason.WITHDRAWN
@@ -127,8 +139,12 @@ class PrefillWorker:
     def tokens(self) -> TokenCounts:
         return self._books.counts(live=sum(attempt.computed for attempt in self._attempts.values()))
 
+    def counts(self) -> dict[str, int]:
+        """Since the start, by the names of `service.worker_counts`. Any thread."""
+        return dict(self._counts)
+
     def load(self, step: int) -> WorkerLoad:
-        view = self._core.view()
+        view, pace = self._core.view(), self._core.pace
         return WorkerLoad(
             step=step,
             running_sequences=len(self._attempts) - len(view.waiting),
@@ -137,6 +153,9 @@ class PrefillWorker:
             free_blocks=view.available_blocks,
             total_blocks=self._core.pool.total,
             finished_sequences=self._finished_sequences,
+            borrowed_core_ms=int(self._borrowed_s() * 1000),
+            prompt_token_ms=pace.tokens.each_s() * 1000,
+            hand_off_token_ms=self._hand_off_pace.each_s() * 1000,
         )
 
     def _start(self, gateway: str, order: SequenceOrder, hand_off: HandOff | None) -> None:
@@ -160,9 +179,8 @@ class PrefillWorker:
     def _enter(self, progress: Progress) -> None:
         """Book what the last step computed, and push the blocks it filled; the transport reads them in place."""
         attempt = self._attempts[_key(progress.sequence.id)]
-        tokens = progress.sequence.computed - progress.first_position
-        attempt.computed += tokens
-        self._books.compute(tokens)
+        attempt.computed += progress.tokens
+        self._books.compute(progress.tokens)
         self._push(attempt, progress.sequence.computed // self._cache.layout.block_size)
 
     def _push(self, attempt: Attempt, until: int) -> None:
@@ -179,6 +197,8 @@ class PrefillWorker:
         """The prompt is done: the token goes to the gateway at once, the blocks to the target or back."""
         attempt = self._attempts[_key(output.sequence.id)]
         self._finished_sequences += 1
+        self._counts[PREFIX_QUERIES] += len(attempt.order.token_ids)
+        self._counts[PREFIX_HITS] += output.sequence.cached
         going_on = self._report(attempt, output) if attempt.order.beam is None else ()
         if attempt.hand_off is not None and (going_on or attempt.order.beam is not None):
             self._hand_over(attempt, attempt.hand_off, going_on)
@@ -212,10 +232,18 @@ class PrefillWorker:
         assert sequence is not None and sequence.table is not None and sequence.credit is not None
         self._push(attempt, len(sequence.table))
         self._core.detach(sequence.id)
-        attempt.sequence = None
+        attempt.sequence, attempt.done_at = None, self._clock()
         self._core.pool.waive(sequence.credit)
         self._holds.keep(hand_off.ticket.ticket_id, sequence.table)
         self._source.finish(hand_off.ticket.ticket_id, sequence.computed, first_tokens)
+
+    def _measure(self, attempt: Attempt) -> None:
+        """What a hand-off took. A short one says nothing of the link: it is all way and no freight."""
+        assert attempt.hand_off is not None
+        blocks = len(attempt.hand_off.ticket.blocks_to_send())
+        tokens = blocks * self._cache.layout.block_size
+        if tokens >= MEASURED_TOKENS_MIN:
+            self._hand_off_pace = self._hand_off_pace.after(self._clock() - attempt.done_at, tokens)
 
     def _stop(self, gateway: str, key: AttemptKey, waste: Waste) -> None:
         attempt = self._attempts.get(key)

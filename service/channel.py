@@ -3,6 +3,8 @@ here."""
 
 import grpc
 
+from service.tls import ClientTls
+
 # A worker that is frozen or cut off is noticed within the sum of both. The server side of `service.server`
 # allows pings this frequent, and notices a frozen gateway by the same two numbers.
 KEEPALIVE_MS = 2_000
@@ -27,10 +29,14 @@ _OPTIONS: tuple[tuple[str, int | str], ...] = (
     ("grpc.enable_retries", 0),
     ("grpc.enable_http_proxy", 0),
     ("grpc.use_local_subchannel_pool", 1),
-    ("grpc.default_authority", "crossdock"),
 )
+# The path of a socket is no name that HTTP/2 takes. With TLS the name is what the certificate is checked for.
+_PLAIN_OPTIONS = (*_OPTIONS, ("grpc.default_authority", "crossdock"))
 
 
-def open_channel(address: str) -> grpc.aio.Channel:
-    """A channel to a worker at host:port or unix:path. To be called in the running event loop."""
-    return grpc.aio.insecure_channel(address, options=_OPTIONS)
+def open_channel(address: str, tls: ClientTls | None = None) -> grpc.aio.Channel:
+    """A channel to a worker at host:port or unix:path. To be called in the running event loop. tls: for all that is not
+    a socket of this machine, with the files as they are now. Raises OSError when these cannot be read."""
+    if tls is None or address.startswith("unix:"):
+        return grpc.aio.insecure_channel(address, options=_PLAIN_OPTIONS)
+    return grpc.aio.secure_channel(address, tls.grpc_credentials(), options=_OPTIONS)

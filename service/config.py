@@ -22,6 +22,7 @@ from pydantic import (
 )
 
 from service import flags, units
+from service.core_board import SEATS_MAX
 
 ENVIRONMENT_PREFIX = "CROSSDOCK_"
 
@@ -38,7 +39,10 @@ KVAdvertised = Annotated[
     tuple[Annotated[str, AfterValidator(units.check_kv_advertised)], ...], BeforeValidator(units.parse_list)
 ]
 KVTransports = Annotated[tuple[Literal["auto", "gloo", "nccl"], ...], BeforeValidator(units.parse_list)]
+MetricsNames = Annotated[tuple[Literal["native", "vllm"], ...], BeforeValidator(units.parse_list)]
 Cores = Annotated[tuple[Annotated[int, Field(ge=0)], ...], BeforeValidator(units.parse_list)]
+Weights = Annotated[tuple[units.Weight, ...], BeforeValidator(units.parse_weights)]
+Names = Annotated[tuple[str, ...], BeforeValidator(units.parse_list)]
 Key = Annotated[SecretBytes, BeforeValidator(units.parse_key)]
 Secret = Annotated[SecretStr, BeforeValidator(units.parse_secret)]
 
@@ -56,6 +60,14 @@ class Options(BaseModel):
         10.0, ge=0, description="seconds that running requests are given after SIGTERM"
     )
     allow_wildcard_bind: bool = Field(False, description="let a server listen on every interface")
+    allow_insecure: bool = Field(False, description="let other machines reach a server without TLS")
+    ssl_certfile: Path | None = Field(
+        None, description="certificate of the servers, PEM; with it they speak TLS"
+    )
+    ssl_keyfile: Path | None = Field(None, description="its key, PEM")
+    ssl_ca_certs: Path | None = Field(
+        None, description="authorities, PEM; with them every client needs a certificate of theirs"
+    )
     die_with_parent: bool = Field(
         False, description="exit as soon as whoever holds the other end of standard input is gone"
     )
@@ -75,7 +87,9 @@ class ModelOptions(BaseModel):
 class EngineOptions(ModelOptions):
     """One engine on one device. Names as vLLM users know them."""
 
-    device: Literal["auto", "cpu", "cuda"] = Field("auto", description="auto: cuda where there is a GPU")
+    device: Literal["auto", "cpu", "cuda"] = Field(
+        "auto", description="auto: cpu; the kernels for cuda have not run on a GPU yet"
+    )
     dtype: Dtype = Field("auto", description="of weights and activations")
     kv_cache_dtype: Dtype = Field("auto", description="of cached keys and values; auto: as --dtype")
     quantization: Literal["auto", "none", "gguf", "int8", "int4"] = Field(
@@ -104,7 +118,11 @@ class EngineOptions(ModelOptions):
         0, description="bytes of host memory for sequences whose blocks are needed, for example 4GiB; 0: none"
     )
     enable_prefix_caching: bool = Field(True, description="keep computed prefixes for later requests")
-    threads: int = Field(1, ge=1, description="cores that one worker computes on")
+    threads: int | None = Field(
+        None,
+        ge=1,
+        description="cores that one worker computes on; default: its --cores, of which `serve` deals each its share",
+    )
     seed: int = Field(0, description="of everything random that a request does not seed")
 
 
@@ -138,6 +156,11 @@ class WorkerOptions(EngineOptions, Options):
     ticket_key: Key = Field(description="key of the tickets, hexadecimal or @file; best in the environment")
     queue_requests_max: int = Field(512, ge=1, description="requests that may wait here")
     cores: Cores | None = Field(None, description="cores to run on, for example 0,1")
+    core_board: Path | None = Field(
+        None,
+        description="where `serve` has the workers of a machine say whether their cores are free for others",
+    )
+    core_seat: int = Field(0, ge=0, lt=SEATS_MAX, description="number of this worker on the --core-board")
 
     def kv_backends(self) -> tuple[str, ...]:
         """The backends of torch.distributed that were asked for, best first."""
@@ -161,17 +184,50 @@ class FrontOptions(Options):
         4 << 20, le=1 << 30, description="largest request, over HTTP as well"
     )
     queue_requests_max: int = Field(1024, ge=1, description="requests that may be live at the gateway")
+    queue_tokens_max: Tokens = Field(
+        16_000_000, description="tokens that these may cost, prompts and answers at their longest"
+    )
+    queue_bytes_max: Bytes = Field(1 << 30, description="bytes that the gateway keeps of them")
+    tenant_weights: Weights = Field(
+        (),
+        description="shares of tenants when there is a queue, for example acme=4,batch=0.5; default: 1 each",
+    )
+    api_keys: Path | None = Field(
+        None, description="file of API keys, as `crossdock keys --api` makes it; default: none are needed"
+    )
     control_token: Secret | None = Field(
         None, description="credential of the control service, or @file; default: loopback peers only"
     )
+    control_identities: Names = Field(
+        (), description="names in clients' certificates that may use the control service"
+    )
     enable_reflection: bool = Field(True, description="gRPC server reflection")
+    metrics_names: MetricsNames = Field(
+        ("native", "vllm"), description="under which names /metrics shows its numbers: native, vllm"
+    )
+    drain_window: float = Field(
+        0.0,
+        ge=0,
+        description="seconds after SIGTERM in which new calls are still taken while health says NOT_SERVING, so that a "
+        "balancer can notice; part of --shutdown-timeout",
+    )
 
 
 class GatewayOptions(ModelOptions, FrontOptions):
     """One gateway process."""
 
+    share_grpc_port: bool = Field(
+        False,
+        description="let other gateways of this machine listen on the same gRPC port; each gets a share of calls",
+    )
     prefill_workers: Addresses = Field(min_length=1, description="gRPC addresses of the prefill workers")
     decode_workers: Addresses = Field(min_length=1, description="gRPC addresses of the decode workers")
+    worker_ssl_ca_certs: Path | None = Field(
+        None,
+        description="authorities of the workers' certificates, PEM; with them workers are dialled over TLS",
+    )
+    worker_ssl_certfile: Path | None = Field(None, description="our certificate for workers, PEM")
+    worker_ssl_keyfile: Path | None = Field(None, description="its key, PEM")
     ticket_key: Key = Field(description="key of the tickets, hexadecimal or @file; best in the environment")
 
 
@@ -180,7 +236,16 @@ class ServeOptions(EngineOptions, FrontOptions):
 
     prefill: int = Field(1, ge=1, description="prefill workers")
     decode: int = Field(1, ge=1, description="decode workers")
+    gateways: int = Field(
+        1,
+        ge=1,
+        le=64,
+        description="gateways on one gRPC port; HTTP is on --http-port and the ports that follow",
+    )
     cores: Cores | None = Field(None, description="cores dealt to the workers; default: all of this process")
+    lend_cores: bool = Field(
+        True, description="let a worker compute with the cores of those that rest as well"
+    )
     prefill_engine: EngineOptions = Field(json_schema_extra={flags.PREFIX: "prefill"})
     decode_engine: EngineOptions = Field(json_schema_extra={flags.PREFIX: "decode"})
 

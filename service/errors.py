@@ -6,6 +6,7 @@ ServiceError
 ├── ModelNotFound       no such model here
 ├── Exhausted           a queue or memory is full; try again later
 ├── Unavailable         nobody can serve this now; try again later
+│   └── AttemptsLost    every worker that it was given to was lost
 ├── DeadlineExpired     the caller's deadline passed
 ├── Unauthorised        no or wrong credential
 └── InternalFault       a mistake of ours
@@ -56,6 +57,11 @@ class ModelNotFound(ServiceError):
 class Exhausted(ServiceError):
     reason = "QUEUE_FULL"
 
+    def __init__(self, message: str, *, reason: str | None = None, retry_after_ms: int | None = None) -> None:
+        super().__init__(message, retry_after_ms=retry_after_ms)
+        if reason is not None:
+            self.reason = reason
+
 
 class Unavailable(ServiceError):
     reason = "UNAVAILABLE"
@@ -64,6 +70,10 @@ class Unavailable(ServiceError):
         super().__init__(message, retry_after_ms=retry_after_ms)
         if reason is not None:
             self.reason = reason
+
+
+class AttemptsLost(Unavailable):
+    reason = "ATTEMPTS_LOST"
 
 
 class DeadlineExpired(ServiceError):

@@ -10,20 +10,25 @@ import grpc
 from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 
 READINESS = "readiness"
+HEALTH = health.SERVICE_NAME
 
 _SERVING = health_pb2.HealthCheckResponse.SERVING
 _NOT_SERVING = health_pb2.HealthCheckResponse.NOT_SERVING
 
 
 class Health:
-    """services: full names. Alive at once, ready only when told so."""
+    """services: full names. Alive at once, ready only when told so. standing: names that are ready as long as the
+    process lives, whatever it has behind it."""
 
-    def __init__(self, services: Sequence[str]) -> None:
+    def __init__(self, services: Sequence[str], standing: Sequence[str] = ()) -> None:
+        self._standing = tuple(standing)
         self._names = (READINESS, *services)
         self._servicer = health.aio.HealthServicer()
 
     async def register(self, server: grpc.aio.Server) -> None:
         health_pb2_grpc.add_HealthServicer_to_server(self._servicer, server)
+        for name in self._standing:
+            await self._servicer.set(name, _SERVING)
         await self.set_ready(False)
 
     async def set_ready(self, ready: bool) -> None:

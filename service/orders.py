@@ -7,6 +7,7 @@ no engine and no ticket.
 import math
 from collections.abc import Iterable
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from crossdock.worker.v1 import worker_pb2 as pb
 from service.errors import FieldViolation, InvalidRequest
@@ -26,8 +27,7 @@ STOP_TOKENS_MAX = 128
 REQUEST_ID_BYTES_MAX = 128
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class AttemptKey:
+class AttemptKey(NamedTuple):
     """Names one try at a request. attempt: from 1; a newer one makes all older ones void."""
 
     request_id: str
@@ -118,8 +118,10 @@ class SequenceOrder:
         return self.remaining() > 1 or self.beam is not None
 
     def branches(self) -> int:
-        """Sequences that may run at once."""
-        return len(self.choices) if self.beam is None else self.beam.width
+        """Sequences that may run at once: one as long as all choices stand at the same tokens."""
+        if self.beam is not None:
+            return self.beam.width
+        return len(self.choices) if self.goes_on() else 1
 
     def common_tokens(self) -> int:
         """Tokens from the start whose KV no branch writes: a search computes the last token of the prompt again."""

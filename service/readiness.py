@@ -1,7 +1,11 @@
-"""What a process tells whoever started it: one JSON line on its standard output.
+"""What a process tells whoever started it: JSON lines on its standard output.
 
     {"ready": true, "grpc": "127.0.0.1:50051"}      it serves; the fields say where
     {"ready": false, "error": "--model: ..."}       it cannot start, and another try would not help
+
+and before it, while it starts:
+
+    {"loading": "layer 7 of 30"}
 
 Both ends are here. Nothing else is ever said on standard output; logs go to standard error.
 """
@@ -29,6 +33,13 @@ class Refused:
     error: str
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Loading:
+    """what: one line for the operator."""
+
+    what: str
+
+
 def announce(fields: Mapping[str, Field], stream: TextIO | None = None) -> None:
     """Says that this process serves now. stream: standard output."""
     _say({"ready": True, **fields}, stream)
@@ -39,7 +50,12 @@ def refuse(error: str, stream: TextIO | None = None) -> None:
     _say({"ready": False, "error": error}, stream)
 
 
-def parse(line: str) -> Ready | Refused | None:
+def loading(what: str, stream: TextIO | None = None) -> None:
+    """Says what this process is doing before it serves."""
+    _say({"loading": what}, stream)
+
+
+def parse(line: str) -> Ready | Refused | Loading | None:
     """What a child's line says; None for a line that is something else."""
     try:
         said = json.loads(line)
@@ -47,6 +63,8 @@ def parse(line: str) -> Ready | Refused | None:
         return None
     if not isinstance(said, dict):
         return None
+    if isinstance(what := said.get("loading"), str):
+        return Loading(what=what)
     match said.pop("ready", None):
         case True:
             return Ready(

@@ -4,15 +4,17 @@ Workers make reports on their step thread; `encode` packs the tokens of one step
 same reports back from `decode`, which trusts no peer. Knows no engine.
 """
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from enum import Enum
 from itertools import groupby
-from typing import TypeAlias
+from typing import NamedTuple, TypeAlias
 
 from crossdock.worker.v1 import worker_pb2 as pb
 from service.load import WorkerLoad
 from service.orders import AttemptKey
+
+MEASURED_MS_MAX = 3_600_000.0
 
 
 class BadReport(Exception):
@@ -41,8 +43,7 @@ class EndCause(Enum):
     """Its blocks were needed. It can go on, here or elsewhere."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class TokenReport:
+class TokenReport(NamedTuple):
     """position: in the answer, from 0. logprob and top: when asked for; top holds (token id, logprob). cached_tokens:
     with the first token, how many of the tokens before it were not computed, since they were cached."""
 
@@ -95,8 +96,8 @@ Response: TypeAlias = pb.PrefillServiceAttachResponse | pb.DecodeServiceAttachRe
 def encode(reports: Iterable[Report], step: int, response: Callable[..., Response]) -> list[Response]:
     """The reports of one step for one gateway, in order; tokens that follow each other share a message."""
     messages: list[Response] = []
-    for are_tokens, run in groupby(reports, lambda report: isinstance(report, TokenReport)):
-        if are_tokens:
+    for kind, run in groupby(reports, type):
+        if kind is TokenReport:
             outputs = [_output(report) for report in run if isinstance(report, TokenReport)]
             messages.append(response(outputs=pb.StepOutputs(step=step, outputs=outputs)))
         else:
@@ -128,7 +129,9 @@ def decode(message: Response) -> list[Report]:
     return []
 
 
-def to_load_report(load: WorkerLoad, *, draining: bool) -> pb.LoadReport:
+def to_load_report(
+    load: WorkerLoad, *, draining: bool, frozen: bool, counts: Mapping[str, int]
+) -> pb.LoadReport:
     return pb.LoadReport(
         step=load.step,
         running_sequences=load.running_sequences,
@@ -137,7 +140,13 @@ def to_load_report(load: WorkerLoad, *, draining: bool) -> pb.LoadReport:
         free_blocks=load.free_blocks,
         total_blocks=load.total_blocks,
         finished_sequences=load.finished_sequences,
+        borrowed_core_ms=load.borrowed_core_ms,
         draining=draining,
+        frozen=frozen,
+        counts=counts,
+        step_ms=load.step_ms,
+        prompt_token_ms=load.prompt_token_ms,
+        hand_off_token_ms=load.hand_off_token_ms,
     )
 
 
@@ -150,7 +159,16 @@ def from_load_report(report: pb.LoadReport) -> WorkerLoad:
         free_blocks=report.free_blocks,
         total_blocks=report.total_blocks,
         finished_sequences=report.finished_sequences,
+        borrowed_core_ms=report.borrowed_core_ms,
+        step_ms=_measured(report.step_ms),
+        prompt_token_ms=_measured(report.prompt_token_ms),
+        hand_off_token_ms=_measured(report.hand_off_token_ms),
     )
+
+
+def _measured(value: float) -> float:
+    """What no clock can have measured is unknown."""
+    return value if 0.0 < value <= MEASURED_MS_MAX else 0.0
 
 
 def _field(report: Report) -> dict[str, pb.Ended | pb.Reserved | pb.Adopted | pb.HandedOver]:
@@ -176,33 +194,45 @@ def _field(report: Report) -> dict[str, pb.Ended | pb.Reserved | pb.Adopted | pb
 
 
 def _output(report: TokenReport) -> pb.SequenceOutput:
-    return pb.SequenceOutput(
-        request_id=report.key.request_id,
-        attempt=report.key.attempt,
-        position=report.position,
-        token_id=report.token_id,
-        logprob=report.logprob,
-        top_token_ids=[token for token, _ in report.top],
-        top_logprobs=[logprob for _, logprob in report.top],
-        end_reason=report.end.value if report.end else pb.END_REASON_UNSPECIFIED,
-        cached_tokens=report.cached_tokens,
-        choice=report.choice,
+    """Fields that have their default are not set: most tokens are a name, a position and an id."""
+    key, position, token_id, logprob, top, end, cached_tokens, choice = report
+    output = pb.SequenceOutput(
+        request_id=key.request_id, attempt=key.attempt, position=position, token_id=token_id
     )
+    if choice:
+        output.choice = choice
+    if logprob is not None:
+        output.logprob = logprob
+    if top:
+        output.top_token_ids.extend([token for token, _ in top])
+        output.top_logprobs.extend([each for _, each in top])
+    if end is not None:
+        output.end_reason = end.value
+    if cached_tokens:
+        output.cached_tokens = cached_tokens
+    return output
 
 
 def _token_report(output: pb.SequenceOutput) -> TokenReport:
-    if len(output.top_token_ids) != len(output.top_logprobs):
-        raise BadReport("top_logprobs: one for each of top_token_ids")
     return TokenReport(
         key=_key(output),
         position=output.position,
         token_id=output.token_id,
         logprob=output.logprob if output.HasField("logprob") else None,
-        top=tuple(zip(output.top_token_ids, output.top_logprobs, strict=True)),
+        top=_top(output),
         end=_token_end(output.end_reason),
         cached_tokens=output.cached_tokens,
         choice=output.choice,
     )
+
+
+def _top(output: pb.SequenceOutput) -> tuple[tuple[int, float], ...]:
+    ids, logprobs = output.top_token_ids, output.top_logprobs
+    if not ids and not logprobs:
+        return ()
+    if len(ids) != len(logprobs):
+        raise BadReport("top_logprobs: one for each of top_token_ids")
+    return tuple(zip(ids, logprobs, strict=True))
 
 
 def _token_end(reason: pb.EndReason) -> TokenEnd | None:

@@ -5,9 +5,7 @@ silently.
 """
 
 import asyncio
-import ipaddress
 import signal
-import socket
 from collections.abc import Callable, Coroutine, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any, TypeVar
@@ -15,19 +13,18 @@ from typing import Any, TypeVar
 import grpc
 from grpc_reflection.v1alpha import reflection
 
+from service.bind_rules import LOOPBACK, BindError, BindRules
 from service.health import Health
-from service.startup import StartupError
+from service.tls import ServerTls
 
 MESSAGE_BYTES_MAX = 16 << 20
+METADATA_BYTES_MAX = 16 << 10
+STREAMS_MAX = 4096
 _CLEANUP_S = 10.0
 _HURRIED_S = 2.0
 
 Cleanup = Callable[[], Coroutine[Any, Any, None]]
 T = TypeVar("T")
-
-
-class BindError(StartupError):
-    """The address cannot be listened on, or must not be."""
 
 
 def create_server(
@@ -36,9 +33,10 @@ def create_server(
     message_bytes_max: int = MESSAGE_BYTES_MAX,
     keepalive_ms: int = 60_000,
     ping_timeout_ms: int = 20_000,
+    share_port: bool = False,
 ) -> grpc.aio.Server:
-    """keepalive_ms: silence after which a peer is pinged; ping_timeout_ms: after which it is given up. To be
-    called in the running event loop."""
+    """keepalive_ms: silence after which a peer is pinged; ping_timeout_ms: after which it is given up.
+    share_port: with other processes that say so too. To be called in the running event loop."""
     options = (
         ("grpc.max_receive_message_length", message_bytes_max),
         ("grpc.max_send_message_length", message_bytes_max),
@@ -55,37 +53,34 @@ def create_server(
         ("grpc.server.max_pending_requests_hard_limit", 40_000),
         # A compressed message is unpacked whole before its size is looked at. 1: identity alone.
         ("grpc.compression_enabled_algorithms_bitset", 1),
-        # With 1 a second process would share our port without a word.
-        ("grpc.so_reuseport", 0),
+        # Of one connection; its other calls wait at the client. What all may have at once is admission's to say.
+        ("grpc.max_concurrent_streams", STREAMS_MAX),
+        # Above the first a call may be refused, above the second it is.
+        ("grpc.max_metadata_size", METADATA_BYTES_MAX),
+        ("grpc.absolute_max_metadata_size", 2 * METADATA_BYTES_MAX),
+        # With 1 a second process shares our port without a word.
+        ("grpc.so_reuseport", int(share_port)),
     )
     return grpc.aio.server(interceptors=list(interceptors), options=options)
 
 
-def bind(server: grpc.aio.Server, address: str, *, allow_wildcard: bool = False) -> int:
-    """Listens on host:port or unix:path, from `server.start()` on; returns the port, 0 for a path.
+def bind(
+    server: grpc.aio.Server, address: str, rules: BindRules = LOOPBACK, tls: ServerTls | None = None
+) -> int:
+    """Listens on host:port or unix:path, from `server.start()` on; returns the port, 0 for a path, which has no TLS.
 
-    Raises BindError when the port is taken, or when the address is open to every interface unasked.
+    Raises BindError when the port is taken, or when the rules forbid the address.
     """
-    if not allow_wildcard and is_wildcard(address):
-        raise BindError(f"{address}: listens on every interface; say --allow-wildcard-bind if that is meant")
+    local = address.startswith("unix:")
+    rules.check(address, encrypted=tls is not None)
     try:
-        port = server.add_insecure_port(address)
+        if tls is None or local:
+            port = server.add_insecure_port(address)
+        else:
+            port = server.add_secure_port(address, tls.grpc_credentials())
     except RuntimeError:
         raise BindError(f"{address}: cannot listen there; is the port taken?") from None
-    return 0 if address.startswith("unix:") else port
-
-
-def is_wildcard(address: str) -> bool:
-    """Whether host:port means every interface."""
-    host = address.rpartition(":")[0].strip("[]")
-    if address.startswith("unix:"):
-        return False
-    if host in ("", "*"):
-        return True
-    try:
-        return ipaddress.ip_address(host).is_unspecified
-    except ValueError:
-        return _legacy_zero(host)
+    return 0 if local else port
 
 
 def enable_reflection(server: grpc.aio.Server, services: Sequence[str]) -> None:
@@ -128,14 +123,6 @@ def run(main: Coroutine[Any, Any, T]) -> T:
     except ImportError:
         return asyncio.run(main)
     return uvloop.run(main)
-
-
-def _legacy_zero(host: str) -> bool:
-    """inet_aton reads "0", "0.0" and "0x0" as 0.0.0.0, and so does whoever binds."""
-    try:
-        return socket.inet_aton(host) == bytes(4)
-    except OSError:
-        return False
 
 
 @contextmanager

@@ -16,6 +16,7 @@ from google.rpc import error_details_pb2, status_pb2
 from grpc_status import rpc_status
 
 from service.errors import (
+    AttemptsLost,
     DeadlineExpired,
     Exhausted,
     FieldViolation,
@@ -130,11 +131,10 @@ def to_status(error: ServiceError) -> Status:
         details=[_packed(detail) for detail in details],
     )
     plain = rpc_status.to_status(rich)
-    pushback = () if error.retry_after_ms is None else ((PUSHBACK_KEY, str(error.retry_after_ms)),)
     return Status(
         code=plain.code,
         details=plain.details,
-        trailing_metadata=(*plain.trailing_metadata, *pushback),
+        trailing_metadata=(*plain.trailing_metadata, *_pushback(error)),
     )
 
 
@@ -153,6 +153,14 @@ def from_rpc_error(err: grpc.RpcError) -> ServiceError:
     error.reason = info.reason
     error.retry_after_ms = retry.retry_delay.ToMilliseconds() if _unpack(rich, retry) else None
     return error
+
+
+def _pushback(error: ServiceError) -> tuple[tuple[str, str], ...]:
+    """When gRPC is to try again by itself. Never what may have cost several workers their lives: that is for people to
+    decide."""
+    if isinstance(error, AttemptsLost):
+        return ((PUSHBACK_KEY, "-1"),)
+    return () if error.retry_after_ms is None else ((PUSHBACK_KEY, str(error.retry_after_ms)),)
 
 
 def http_status(error: ServiceError) -> tuple[int, str, str]:

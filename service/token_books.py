@@ -17,6 +17,7 @@ class Waste(StrEnum):
     SUPERSEDED = "superseded"
     GATEWAY_LOST = "gateway_lost"
     TRANSFER_FAILED = "transfer_failed"
+    PREEMPTED = "preempted"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -6,11 +6,13 @@ with one line for the operator.
 
 import re
 from pathlib import Path
+from typing import NamedTuple
 
 _COUNT = re.compile(r"(\d+(?:\.\d+)?)([kKmMgG]?)")
 _BYTES = re.compile(r"(\d+(?:\.\d+)?)\s*(?:([kKmMgGtT])(iB|B)?|B)?")
 _HOST_PORT = re.compile(r"(?:\[[0-9A-Fa-f:.]+\]|[^\s:/\[\]]+):(\d{1,5})")
 _KV_ENDPOINT = re.compile(r"ipc://(\S+)|tcp://(\S+)")
+_WEIGHT = re.compile(r"([A-Za-z0-9._-]{1,64})=(\d+(?:\.\d+)?)")
 _POWERS = {"k": 1, "m": 2, "g": 3, "t": 4}
 _KEY_BYTES_MIN = 16
 
@@ -75,6 +77,24 @@ def check_kv_advertised(value: str) -> str:
     return value
 
 
+class Weight(NamedTuple):
+    """A name and a positive number, written name=number."""
+
+    name: str
+    number: float
+
+    def __str__(self) -> str:
+        return f"{self.name}={self.number}"
+
+
+def parse_weights(value: object) -> object:
+    """Names with numbers: "acme=4,batch=0.5", or a flag given several times."""
+    items = parse_list(value)
+    if not isinstance(items, tuple):
+        return items
+    return tuple(_weight(item) if isinstance(item, str) else item for item in items)
+
+
 def parse_key(value: object) -> object:
     """A secret key from hexadecimal digits, or from a file that holds them ("@path"). Bytes pass."""
     if not isinstance(value, str):
@@ -91,7 +111,19 @@ def parse_key(value: object) -> object:
 
 def parse_secret(value: object) -> object:
     """A secret text, or "@path" of a file that holds it."""
-    return _text_of(value).strip() if isinstance(value, str) else value
+    if not isinstance(value, str):
+        return value
+    secret = _text_of(value).strip()
+    if not secret:
+        raise ValueError("a secret is not empty")
+    return secret
+
+
+def _weight(text: str) -> Weight:
+    match = _WEIGHT.fullmatch(text)
+    if match is None or float(match[2]) <= 0:
+        raise ValueError("a weight is name=number, with a number above 0")
+    return Weight(match[1], float(match[2]))
 
 
 def _text_of(value: str) -> str:

@@ -6,16 +6,24 @@ The caller wires its worker and says how its parts are stopped; this file runs u
 import asyncio
 import os
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 import grpc
 import structlog
 
+from service import worker_access
+from service.bind_rules import BindRules
 from service.config import WorkerOptions
+from service.garbage import freeze_garbage
+from service.guard import Guard
 from service.health import Health
+from service.orca import OpenRca, worker_report
+from service.pulse import LOOK_INTERVAL_S, Pulse
 from service.readiness import Field, announce
 from service.server import Cleanup, bind, create_server, run_until_signal
+from service.tls import server_tls
+from service.watched_files import keep_fresh
 from service.worker_rim import WorkerRim
 
 KEEPALIVE_MS = 2_000
@@ -27,37 +35,69 @@ EXIT_CRASHED = 70
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WorkerService:
     """name: full name of the gRPC service. register: adds its servicer to a server. facts: what to announce.
-    cleanups: run in order at the end, after the server has stopped."""
+    cleanups: run in order at the end, after the server has stopped. pulse: of its step thread. counts: since
+    the start, by the names of `service.worker_counts`."""
 
     name: str
     register: Callable[[grpc.aio.Server], None]
     rim: WorkerRim
     facts: dict[str, Field]
     cleanups: Sequence[Cleanup]
+    pulse: Pulse
+    counts: Callable[[], Mapping[str, int]]
 
 
 async def serve_worker(options: WorkerOptions, service: WorkerService) -> None:
-    """Serve until SIGTERM or SIGINT. Raises BindError."""
-    server = create_server(keepalive_ms=KEEPALIVE_MS, ping_timeout_ms=KEEPALIVE_MS)
+    """Serve until SIGTERM or SIGINT. Raises BindError, or StartupError when TLS cannot be had."""
+    guard = Guard(worker_access.check_with(options.ticket_key.get_secret_value()))
+    server = create_server([guard], keepalive_ms=KEEPALIVE_MS, ping_timeout_ms=KEEPALIVE_MS)
+    tls = server_tls(options.ssl_certfile, options.ssl_keyfile, options.ssl_ca_certs)
+    rules = BindRules(allow_wildcard=options.allow_wildcard_bind, allow_insecure=options.allow_insecure)
     health = Health([service.name])
     await health.register(server)
+    service.rim.counts = service.counts
     service.register(server)
-    port = bind(server, options.listen, allow_wildcard=options.allow_wildcard_bind)
+    open_rca = OpenRca(lambda: worker_report(service.rim.load, options.max_num_seqs))
+    server.add_generic_rpc_handlers((open_rca,))
+    port = bind(server, options.listen, rules, tls)
     await server.start()
     await health.set_ready(True)
-    reporter = asyncio.create_task(service.rim.report_load())
+    background = [
+        asyncio.create_task(service.rim.report_load()),
+        asyncio.create_task(_watch_pulse(service, health)),
+    ]
+    if tls is not None:
+        background.append(asyncio.create_task(keep_fresh([tls.refresh])))
     address = f"{options.listen.rpartition(':')[0]}:{port}" if port else options.listen
+    freeze_garbage()
     announce({"grpc": address, **service.facts})
+
+    async def drain() -> None:
+        open_rca.end()
+        await service.rim.drain()
+
     try:
         await run_until_signal(
             server,
             health,
             grace_s=options.shutdown_timeout,
-            before_stop=service.rim.drain,
+            before_stop=drain,
             cleanups=service.cleanups,
         )
     finally:
-        reporter.cancel()
+        for task in background:
+            task.cancel()
+
+
+async def _watch_pulse(service: WorkerService, health: Health) -> None:
+    """Tell health and gateways whether the engine moves."""
+    while True:
+        await asyncio.sleep(LOOK_INTERVAL_S)
+        frozen = service.pulse.frozen()
+        if frozen != service.rim.frozen:
+            service.rim.frozen = frozen
+            structlog.get_logger().warning("the engine stands still" if frozen else "the engine moves again")
+            await health.set_ready(not frozen)
 
 
 def crash(error: BaseException | None) -> None:

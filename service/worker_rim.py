@@ -5,6 +5,7 @@ common (hello, cancel, audit, drain, load); what a role has of its own is its se
 """
 
 import asyncio
+from collections import defaultdict
 from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
@@ -26,7 +27,7 @@ from service.token_books import TokenCounts
 PROTOCOL_VERSION = 2
 OUTBOX_MESSAGES_MAX = 4096
 LOAD_INTERVAL_S = 0.05
-LOAD_INTERVALS_MAX = 20
+LOAD_INTERVALS_MAX = 4
 SESSIONS_MAX = 256
 GATEWAY_ID_BYTES_MAX = 128
 
@@ -62,7 +63,8 @@ class Host:
 
 class WorkerRim:
     """response: the message class of this role's stream. loop: where the rim lives. cache_messages_max: that may wait
-    on a stream which is still told what is cached."""
+    on a stream which is still told what is cached. draining, frozen, counts: what the process says of itself,
+    to be reported; counts may be asked on any thread."""
 
     def __init__(
         self,
@@ -76,20 +78,22 @@ class WorkerRim:
         )
         self._loop = loop
         self._sessions: dict[str, Outbox[Response]] = {}
-        self._pending: list[tuple[str, Report]] = []
+        self._pending: dict[str, list[Report]] = defaultdict(list)
         self._moved = asyncio.Event()
         self._drained = False
         self.load = WorkerLoad()
         self.draining = False
+        self.frozen = False
+        self.counts: Callable[[], Mapping[str, int]] = dict
 
     def tell(self, gateway: str, report: Report) -> None:
         """Note a report for a gateway. Step thread."""
-        self._pending.append((gateway, report))
+        self._pending[gateway].append(report)
 
     def flush(self, load: WorkerLoad, changes: CacheChanges = UNCHANGED) -> None:
         """Send what was noted since the last flush; the tokens for a gateway in one message. changes: of what is
         cached, since the last flush. Step thread."""
-        pending, self._pending = self._pending, []
+        pending, self._pending = self._pending, defaultdict(list)
         with suppress(RuntimeError):  # the loop is closed: the process is ending, nobody listens
             self._loop.call_soon_threadsafe(self._deliver, pending, load, changes)
 
@@ -130,8 +134,8 @@ class WorkerRim:
             await asyncio.sleep(interval_s)
             quiet += 1
             self._cache.catch_up()
-            if (self.load, self.draining) != sent or quiet >= LOAD_INTERVALS_MAX:
-                sent, quiet = (self.load, self.draining), 0
+            if (state := (self.load, self.draining, self.frozen)) != sent or quiet >= LOAD_INTERVALS_MAX:
+                sent, quiet = state, 0
                 for gateway in tuple(self._sessions):
                     self._send(gateway, self._load_message())
 
@@ -216,22 +220,19 @@ class WorkerRim:
 
     def _audit(self, gateway: str, query_id: int, worker: Worker) -> None:
         """Recount the ledger; the load of the same moment goes before it. Step thread."""
-        load = to_load_report(worker.load(self.load.step), draining=self.draining)
+        load = self._load_report(worker.load(self.load.step))
         audit = to_audit_report(query_id, worker.ledger(), worker.tokens())
         messages = (self._response(load=load), self._response(audit=audit))
         with suppress(RuntimeError):  # as in flush
             self._loop.call_soon_threadsafe(self._send, gateway, *messages)
 
-    def _deliver(self, pending: list[tuple[str, Report]], load: WorkerLoad, changes: CacheChanges) -> None:
+    def _deliver(self, pending: Mapping[str, list[Report]], load: WorkerLoad, changes: CacheChanges) -> None:
         """What is cached goes first: whoever hears of a result knows what it left behind."""
         self.load = load
         self._moved.set()
         self._cache.change(changes)
         self._cache.catch_up()
-        by_gateway: dict[str, list[Report]] = {}
-        for gateway, report in pending:
-            by_gateway.setdefault(gateway, []).append(report)
-        for gateway, reports in by_gateway.items():
+        for gateway, reports in pending.items():
             self._send(gateway, *encode(reports, load.step, self._response))
 
     def _send(self, gateway: str, *messages: Response) -> None:
@@ -241,7 +242,10 @@ class WorkerRim:
                 outbox.put(message)
 
     def _load_message(self) -> Response:
-        return self._response(load=to_load_report(self.load, draining=self.draining))
+        return self._response(load=self._load_report(self.load))
+
+    def _load_report(self, load: WorkerLoad) -> pb.LoadReport:
+        return to_load_report(load, draining=self.draining, frozen=self.frozen, counts=self.counts())
 
 
 async def _greet(requests: AsyncIterator[Any], context: grpc.aio.ServicerContext[Any, Any]) -> str:

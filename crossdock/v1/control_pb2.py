@@ -24,39 +24,39 @@ _sym_db = _symbol_database.Default()
 
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1a\x63rossdock/v1/control.proto\x12\x0c\x63rossdock.v1\"\x12\n\x10GetStatusRequest\"W\n\x11GetStatusResponse\x12+\n\x07workers\x18\x01 \x03(\x0b\x32\x1a.crossdock.v1.WorkerStatus\x12\x15\n\rlive_requests\x18\x02 \x01(\r\"\x8f\x02\n\x0cWorkerStatus\x12\x11\n\tworker_id\x18\x01 \x01(\t\x12&\n\x04role\x18\x02 \x01(\x0e\x32\x18.crossdock.v1.WorkerRole\x12\r\n\x05\x65poch\x18\x03 \x01(\x04\x12(\n\x05state\x18\x04 \x01(\x0e\x32\x19.crossdock.v1.WorkerState\x12\x19\n\x11running_sequences\x18\x05 \x01(\r\x12\x19\n\x11waiting_sequences\x18\x06 \x01(\r\x12\x13\n\x0b\x66ree_blocks\x18\x07 \x01(\r\x12\x14\n\x0ctotal_blocks\x18\x08 \x01(\r\x12\x1a\n\x12\x66inished_sequences\x18\t \x01(\x04\x12\x0e\n\x06reason\x18\n \x01(\t\"\x0e\n\x0c\x41uditRequest\"e\n\rAuditResponse\x12+\n\x07ledgers\x18\x01 \x03(\x0b\x32\x1a.crossdock.v1.WorkerLedger\x12\x15\n\rlive_requests\x18\x02 \x01(\r\x12\x10\n\x08\x62\x61lanced\x18\x03 \x01(\x08\"\xee\x02\n\x0cWorkerLedger\x12\x11\n\tworker_id\x18\x01 \x01(\t\x12&\n\x04role\x18\x02 \x01(\x0e\x32\x18.crossdock.v1.WorkerRole\x12\x14\n\x0ctotal_blocks\x18\x03 \x01(\r\x12\x13\n\x0b\x66ree_blocks\x18\x04 \x01(\r\x12\x15\n\rcached_blocks\x18\x05 \x01(\r\x12\x14\n\x0cowned_blocks\x18\x06 \x01(\r\x12\x1a\n\x12quarantined_blocks\x18\x07 \x01(\r\x12(\n\x06owners\x18\x08 \x03(\x0b\x32\x18.crossdock.v1.BlockOwner\x12\x12\n\nviolations\x18\t \x03(\t\x12\x13\n\x0bunreachable\x18\n \x01(\x08\x12\x18\n\x10in_flight_blocks\x18\x0b \x01(\r\x12)\n\x06tokens\x18\x0c \x01(\x0b\x32\x19.crossdock.v1.TokenCounts\x12\x17\n\x0fpromised_blocks\x18\r \x01(\r\"l\n\x0bTokenCounts\x12\x10\n\x08\x63omputed\x18\x01 \x01(\x04\x12\x11\n\tdelivered\x18\x02 \x01(\x04\x12\x0c\n\x04live\x18\x03 \x01(\x04\x12*\n\x06wasted\x18\x04 \x03(\x0b\x32\x1a.crossdock.v1.WastedTokens\"-\n\x0cWastedTokens\x12\r\n\x05\x63\x61use\x18\x01 \x01(\t\x12\x0e\n\x06tokens\x18\x02 \x01(\x04\">\n\nBlockOwner\x12\x0c\n\x04kind\x18\x01 \x01(\t\x12\x12\n\nrequest_id\x18\x02 \x01(\t\x12\x0e\n\x06\x62locks\x18\x03 \x01(\r\"\'\n\x12\x44rainWorkerRequest\x12\x11\n\tworker_id\x18\x01 \x01(\t\"\x15\n\x13\x44rainWorkerResponse*Z\n\nWorkerRole\x12\x1b\n\x17WORKER_ROLE_UNSPECIFIED\x10\x00\x12\x17\n\x13WORKER_ROLE_PREFILL\x10\x01\x12\x16\n\x12WORKER_ROLE_DECODE\x10\x02*\x95\x01\n\x0bWorkerState\x12\x1c\n\x18WORKER_STATE_UNSPECIFIED\x10\x00\x12\x1b\n\x17WORKER_STATE_CONNECTING\x10\x01\x12\x16\n\x12WORKER_STATE_READY\x10\x02\x12\x19\n\x15WORKER_STATE_DRAINING\x10\x03\x12\x18\n\x14WORKER_STATE_REFUSED\x10\x04\x32\xf4\x01\n\x0e\x43ontrolService\x12L\n\tGetStatus\x12\x1e.crossdock.v1.GetStatusRequest\x1a\x1f.crossdock.v1.GetStatusResponse\x12@\n\x05\x41udit\x12\x1a.crossdock.v1.AuditRequest\x1a\x1b.crossdock.v1.AuditResponse\x12R\n\x0b\x44rainWorker\x12 .crossdock.v1.DrainWorkerRequest\x1a!.crossdock.v1.DrainWorkerResponseb\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1a\x63rossdock/v1/control.proto\x12\x0c\x63rossdock.v1\"\x12\n\x10GetStatusRequest\"W\n\x11GetStatusResponse\x12+\n\x07workers\x18\x01 \x03(\x0b\x32\x1a.crossdock.v1.WorkerStatus\x12\x15\n\rlive_requests\x18\x02 \x01(\r\"\xa9\x02\n\x0cWorkerStatus\x12\x11\n\tworker_id\x18\x01 \x01(\t\x12&\n\x04role\x18\x02 \x01(\x0e\x32\x18.crossdock.v1.WorkerRole\x12\r\n\x05\x65poch\x18\x03 \x01(\x04\x12(\n\x05state\x18\x04 \x01(\x0e\x32\x19.crossdock.v1.WorkerState\x12\x19\n\x11running_sequences\x18\x05 \x01(\r\x12\x19\n\x11waiting_sequences\x18\x06 \x01(\r\x12\x13\n\x0b\x66ree_blocks\x18\x07 \x01(\r\x12\x14\n\x0ctotal_blocks\x18\x08 \x01(\r\x12\x1a\n\x12\x66inished_sequences\x18\t \x01(\x04\x12\x0e\n\x06reason\x18\n \x01(\t\x12\x18\n\x10\x62orrowed_core_ms\x18\x0b \x01(\x04\"\x0e\n\x0c\x41uditRequest\"e\n\rAuditResponse\x12+\n\x07ledgers\x18\x01 \x03(\x0b\x32\x1a.crossdock.v1.WorkerLedger\x12\x15\n\rlive_requests\x18\x02 \x01(\r\x12\x10\n\x08\x62\x61lanced\x18\x03 \x01(\x08\"\xee\x02\n\x0cWorkerLedger\x12\x11\n\tworker_id\x18\x01 \x01(\t\x12&\n\x04role\x18\x02 \x01(\x0e\x32\x18.crossdock.v1.WorkerRole\x12\x14\n\x0ctotal_blocks\x18\x03 \x01(\r\x12\x13\n\x0b\x66ree_blocks\x18\x04 \x01(\r\x12\x15\n\rcached_blocks\x18\x05 \x01(\r\x12\x14\n\x0cowned_blocks\x18\x06 \x01(\r\x12\x1a\n\x12quarantined_blocks\x18\x07 \x01(\r\x12(\n\x06owners\x18\x08 \x03(\x0b\x32\x18.crossdock.v1.BlockOwner\x12\x12\n\nviolations\x18\t \x03(\t\x12\x13\n\x0bunreachable\x18\n \x01(\x08\x12\x18\n\x10in_flight_blocks\x18\x0b \x01(\r\x12)\n\x06tokens\x18\x0c \x01(\x0b\x32\x19.crossdock.v1.TokenCounts\x12\x17\n\x0fpromised_blocks\x18\r \x01(\r\"l\n\x0bTokenCounts\x12\x10\n\x08\x63omputed\x18\x01 \x01(\x04\x12\x11\n\tdelivered\x18\x02 \x01(\x04\x12\x0c\n\x04live\x18\x03 \x01(\x04\x12*\n\x06wasted\x18\x04 \x03(\x0b\x32\x1a.crossdock.v1.WastedTokens\"-\n\x0cWastedTokens\x12\r\n\x05\x63\x61use\x18\x01 \x01(\t\x12\x0e\n\x06tokens\x18\x02 \x01(\x04\">\n\nBlockOwner\x12\x0c\n\x04kind\x18\x01 \x01(\t\x12\x12\n\nrequest_id\x18\x02 \x01(\t\x12\x0e\n\x06\x62locks\x18\x03 \x01(\r\"\'\n\x12\x44rainWorkerRequest\x12\x11\n\tworker_id\x18\x01 \x01(\t\"\x15\n\x13\x44rainWorkerResponse*Z\n\nWorkerRole\x12\x1b\n\x17WORKER_ROLE_UNSPECIFIED\x10\x00\x12\x17\n\x13WORKER_ROLE_PREFILL\x10\x01\x12\x16\n\x12WORKER_ROLE_DECODE\x10\x02*\x95\x01\n\x0bWorkerState\x12\x1c\n\x18WORKER_STATE_UNSPECIFIED\x10\x00\x12\x1b\n\x17WORKER_STATE_CONNECTING\x10\x01\x12\x16\n\x12WORKER_STATE_READY\x10\x02\x12\x19\n\x15WORKER_STATE_DRAINING\x10\x03\x12\x18\n\x14WORKER_STATE_REFUSED\x10\x04\x32\xf4\x01\n\x0e\x43ontrolService\x12L\n\tGetStatus\x12\x1e.crossdock.v1.GetStatusRequest\x1a\x1f.crossdock.v1.GetStatusResponse\x12@\n\x05\x41udit\x12\x1a.crossdock.v1.AuditRequest\x1a\x1b.crossdock.v1.AuditResponse\x12R\n\x0b\x44rainWorker\x12 .crossdock.v1.DrainWorkerRequest\x1a!.crossdock.v1.DrainWorkerResponseb\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
 _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'crossdock.v1.control_pb2', _globals)
 if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
-  _globals['_WORKERROLE']._serialized_start=1200
-  _globals['_WORKERROLE']._serialized_end=1290
-  _globals['_WORKERSTATE']._serialized_start=1293
-  _globals['_WORKERSTATE']._serialized_end=1442
+  _globals['_WORKERROLE']._serialized_start=1226
+  _globals['_WORKERROLE']._serialized_end=1316
+  _globals['_WORKERSTATE']._serialized_start=1319
+  _globals['_WORKERSTATE']._serialized_end=1468
   _globals['_GETSTATUSREQUEST']._serialized_start=44
   _globals['_GETSTATUSREQUEST']._serialized_end=62
   _globals['_GETSTATUSRESPONSE']._serialized_start=64
   _globals['_GETSTATUSRESPONSE']._serialized_end=151
   _globals['_WORKERSTATUS']._serialized_start=154
-  _globals['_WORKERSTATUS']._serialized_end=425
-  _globals['_AUDITREQUEST']._serialized_start=427
-  _globals['_AUDITREQUEST']._serialized_end=441
-  _globals['_AUDITRESPONSE']._serialized_start=443
-  _globals['_AUDITRESPONSE']._serialized_end=544
-  _globals['_WORKERLEDGER']._serialized_start=547
-  _globals['_WORKERLEDGER']._serialized_end=913
-  _globals['_TOKENCOUNTS']._serialized_start=915
-  _globals['_TOKENCOUNTS']._serialized_end=1023
-  _globals['_WASTEDTOKENS']._serialized_start=1025
-  _globals['_WASTEDTOKENS']._serialized_end=1070
-  _globals['_BLOCKOWNER']._serialized_start=1072
-  _globals['_BLOCKOWNER']._serialized_end=1134
-  _globals['_DRAINWORKERREQUEST']._serialized_start=1136
-  _globals['_DRAINWORKERREQUEST']._serialized_end=1175
-  _globals['_DRAINWORKERRESPONSE']._serialized_start=1177
-  _globals['_DRAINWORKERRESPONSE']._serialized_end=1198
-  _globals['_CONTROLSERVICE']._serialized_start=1445
-  _globals['_CONTROLSERVICE']._serialized_end=1689
+  _globals['_WORKERSTATUS']._serialized_end=451
+  _globals['_AUDITREQUEST']._serialized_start=453
+  _globals['_AUDITREQUEST']._serialized_end=467
+  _globals['_AUDITRESPONSE']._serialized_start=469
+  _globals['_AUDITRESPONSE']._serialized_end=570
+  _globals['_WORKERLEDGER']._serialized_start=573
+  _globals['_WORKERLEDGER']._serialized_end=939
+  _globals['_TOKENCOUNTS']._serialized_start=941
+  _globals['_TOKENCOUNTS']._serialized_end=1049
+  _globals['_WASTEDTOKENS']._serialized_start=1051
+  _globals['_WASTEDTOKENS']._serialized_end=1096
+  _globals['_BLOCKOWNER']._serialized_start=1098
+  _globals['_BLOCKOWNER']._serialized_end=1160
+  _globals['_DRAINWORKERREQUEST']._serialized_start=1162
+  _globals['_DRAINWORKERREQUEST']._serialized_end=1201
+  _globals['_DRAINWORKERRESPONSE']._serialized_start=1203
+  _globals['_DRAINWORKERRESPONSE']._serialized_end=1224
+  _globals['_CONTROLSERVICE']._serialized_start=1471
+  _globals['_CONTROLSERVICE']._serialized_end=1715
 # @@protoc_insertion_point(module_scope)

@@ -42,7 +42,7 @@ class GetStatusResponse(_message.Message):
     def __init__(self, workers: _Optional[_Iterable[_Union[WorkerStatus, _Mapping]]] = ..., live_requests: _Optional[int] = ...) -> None: ...
 
 class WorkerStatus(_message.Message):
-    __slots__ = ("worker_id", "role", "epoch", "state", "running_sequences", "waiting_sequences", "free_blocks", "total_blocks", "finished_sequences", "reason")
+    __slots__ = ("worker_id", "role", "epoch", "state", "running_sequences", "waiting_sequences", "free_blocks", "total_blocks", "finished_sequences", "reason", "borrowed_core_ms")
     WORKER_ID_FIELD_NUMBER: _ClassVar[int]
     ROLE_FIELD_NUMBER: _ClassVar[int]
     EPOCH_FIELD_NUMBER: _ClassVar[int]
@@ -53,6 +53,7 @@ class WorkerStatus(_message.Message):
     TOTAL_BLOCKS_FIELD_NUMBER: _ClassVar[int]
     FINISHED_SEQUENCES_FIELD_NUMBER: _ClassVar[int]
     REASON_FIELD_NUMBER: _ClassVar[int]
+    BORROWED_CORE_MS_FIELD_NUMBER: _ClassVar[int]
     worker_id: str
     role: WorkerRole
     epoch: int
@@ -63,7 +64,8 @@ class WorkerStatus(_message.Message):
     total_blocks: int
     finished_sequences: int
     reason: str
-    def __init__(self, worker_id: _Optional[str] = ..., role: _Optional[_Union[WorkerRole, str]] = ..., epoch: _Optional[int] = ..., state: _Optional[_Union[WorkerState, str]] = ..., running_sequences: _Optional[int] = ..., waiting_sequences: _Optional[int] = ..., free_blocks: _Optional[int] = ..., total_blocks: _Optional[int] = ..., finished_sequences: _Optional[int] = ..., reason: _Optional[str] = ...) -> None: ...
+    borrowed_core_ms: int
+    def __init__(self, worker_id: _Optional[str] = ..., role: _Optional[_Union[WorkerRole, str]] = ..., epoch: _Optional[int] = ..., state: _Optional[_Union[WorkerState, str]] = ..., running_sequences: _Optional[int] = ..., waiting_sequences: _Optional[int] = ..., free_blocks: _Optional[int] = ..., total_blocks: _Optional[int] = ..., finished_sequences: _Optional[int] = ..., reason: _Optional[str] = ..., borrowed_core_ms: _Optional[int] = ...) -> None: ...
 
 class AuditRequest(_message.Message):
     __slots__ = ()

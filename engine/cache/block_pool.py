@@ -7,9 +7,13 @@ published. What nobody owns is cached as long as nobody needs the room, least re
 step thread alone. Never touches the bytes, never decides who gets what.
 """
 
+from array import array
 from collections import Counter, OrderedDict
 from collections.abc import Sequence
 from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
 
 from engine.cache.block_table import BlockTable, Owner, OwnerKind
 from engine.cache.prefix_chain import PrefixLink
@@ -81,7 +85,7 @@ class BlockPool:
         self._total = total
         self._free = list(range(total - 1, -1, -1))
         self._cached: OrderedDict[int, None] = OrderedDict()
-        self._references = [0] * total
+        self._references = array("i", [0]) * total
         self._promised = 0
         self._credits: set[Credit] = set()
         self._tables: set[BlockTable] = set()
@@ -143,11 +147,13 @@ class BlockPool:
         self._assert_known(table)
         return self._new_table(owner, self._referenced(list(table.ids())))
 
-    def writable(self, table: BlockTable, position: int) -> bool:
-        """Whether this block of a table is the table's alone, and not published."""
-        self._assert_known(table)
-        block = table.at(position)
-        return self._references[block] == 1 and block not in self.index
+    def unwritable(self, blocks: NDArray[np.integer]) -> list[int]:
+        """Places in `blocks` of those that several tables own, or none, or that are published."""
+        counts = np.frombuffer(self._references, np.int32)[blocks]
+        published = self.index.which(blocks.tolist())
+        if not published and (counts == 1).all():
+            return []
+        return [at for at, block in enumerate(blocks.tolist()) if counts[at] != 1 or block in published]
 
     def sole(self, table: BlockTable) -> int:
         """How many blocks of a table are in no other: what its release makes available."""
@@ -179,7 +185,7 @@ class BlockPool:
     def publish(self, table: BlockTable, first: int, links: Sequence[PrefixLink]) -> None:
         """Blocks `first` and on of the table hold these prefixes and will not be written again."""
         self._assert_known(table)
-        for block, link in zip(table.ids()[first : first + len(links)], links, strict=True):
+        for block, link in zip(table.ids(first)[: len(links)], links, strict=True):
             self.index.add(link, block)
 
     def transfer(self, table: BlockTable, owner: Owner) -> BlockTable:

@@ -37,9 +37,9 @@ class BlockTable:
     def owner(self) -> Owner:
         return self._owner
 
-    def ids(self) -> tuple[int, ...]:
-        """Block ids in token order."""
-        return tuple(self._live())
+    def ids(self, first: int = 0) -> tuple[int, ...]:
+        """Block ids in token order, from the block `first` on."""
+        return tuple(self._live()[first:])
 
     def at(self, position: int) -> int:
         """One of them."""

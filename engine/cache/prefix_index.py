@@ -30,6 +30,10 @@ class PrefixIndex:
     def __len__(self) -> int:
         return len(self._links)
 
+    def which(self, blocks: Iterable[int]) -> set[int]:
+        """Those of the blocks that hold a prefix which is to be found."""
+        return self._links.keys() & blocks
+
     def hashes(self) -> tuple[bytes, ...]:
         """Of all that is to be found."""
         return tuple(self._blocks)

@@ -1,4 +1,4 @@
-"""The numeric operations a model is made of, on one device.
+"""What computes a model on one device: it packs weights, and makes a decoder of them.
 
 A Backend is row-invariant: what it computes for one token's row does not depend on which other rows are in
 the call, on how a prompt was cut into chunks, or on the number of threads. Activations are float32 on the CPU
@@ -65,74 +65,86 @@ class QuantizedWeight:
         return (groups * scales + self.least.float().unsqueeze(-1)).view(self.codes.shape)
 
 
-class Backend(Protocol):
-    """See the module. `kv` is the whole cache [blocks, layers, 2, block_size, kv_heads, head_dim].
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LayerWeights:
+    """One layer. Norms: float32 [hidden]; those of heads [head_dim], in models that have them.
 
-    Tensors are contiguous; q, k and v need only be so within each row: slices of a fused projection will do.
+    qkv: the outputs of queries, keys and values side by side; gate_up: those of the gate and of what it gates.
+    window: how many positions a row attends to, itself included, None for all before it.
     """
+
+    input_norm: torch.Tensor
+    qkv: PackedLinear
+    q_norm: torch.Tensor | None
+    k_norm: torch.Tensor | None
+    output: PackedLinear
+    post_norm: torch.Tensor
+    gate_up: PackedLinear
+    down: PackedLinear
+    window: int | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DecoderWeights:
+    """A dense decoder, packed by the backend that is to compute it.
+
+    embedding: [vocab, hidden] in the backend's dtype. heads: a multiple of kv_heads. cos, sin: float32
+    [max positions, head_dim / 2], halves layout (as Hugging Face). scale: of the products of queries and keys. What is
+    not packed may be in host memory.
+    """
+
+    embedding: torch.Tensor
+    layers: tuple[LayerWeights, ...]
+    final_norm: torch.Tensor
+    head: PackedLinear
+    heads: int
+    kv_heads: int
+    head_dim: int
+    eps: float
+    scale: float
+    cos: torch.Tensor
+    sin: torch.Tensor
+
+
+class Decoder(Protocol):
+    """Computes flat batches with one set of weights. Between two calls it keeps memory, never a sequence's state."""
+
+    def forward(
+        self, token_ids: torch.Tensor, kv: torch.Tensor, meta: AttentionMeta, rows: torch.Tensor
+    ) -> torch.Tensor:
+        """Compute all rows, write their KV, and return the logits of the chosen ones.
+
+        token_ids: int64 [T], T >= 1, in [0, vocab). kv: the whole cache [blocks, layers, 2, block_size, kv_heads,
+        head_dim], rounded to its dtype. rows: int64 [n], each in [0, T), n <= T. Tensors are contiguous.
+        Returns a new float32 [n, vocab], in the order of rows.
+        """
+        ...
+
+
+class Backend(Protocol):
+    """See the module."""
 
     name: str
     device: torch.device
-    """Where packed weights are, and every tensor of a call."""
+    """Where packed weights are, and every tensor of a decoder's call."""
     dtype: torch.dtype
     """dtype of the packed weights: float32 or bfloat16."""
     numerics: str
     """What decides the last bits of a result besides its inputs. Two backends that say the same compute the same."""
+
+    def borrowed_s(self) -> float:
+        """Seconds that cores of other workers have computed for this backend, over all of them."""
+        ...
 
     def pack(self, weight: torch.Tensor, bias: torch.Tensor | None = None) -> PackedLinear:
         """Take a float32 or bfloat16 weight [out, in]; the argument is not kept."""
         ...
 
     def pack_quantized(self, weight: QuantizedWeight, bias: torch.Tensor | None = None) -> PackedLinear:
-        """Take a weight as it is. `linear` with it rounds its input to signed bytes, with a scale for each row and
+        """Take a weight as it is. Products with it round their input to signed bytes, with a scale for each row and
         GROUP of inputs; the argument is not kept."""
         ...
 
-    def linear(self, x: torch.Tensor, linear: PackedLinear) -> torch.Tensor:
-        """float32 [T, in] -> float32 [T, out], accumulated in float32."""
-        ...
-
-    def rms_norm(self, x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
-        """float32 [..., n], weight float32 [n] -> float32 [..., n]."""
-        ...
-
-    def add_rms_norm(
-        self, x: torch.Tensor, residual: torch.Tensor, weight: torch.Tensor, eps: float
-    ) -> torch.Tensor:
-        """residual += x in place, both float32 [T, n]; returns the normed new residual."""
-        ...
-
-    def rotary(
-        self, q: torch.Tensor, k: torch.Tensor, positions: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor
-    ) -> None:
-        """Rotate in place, halves layout (as Hugging Face): q [T, heads, d], k [T, kv_heads, d], float32.
-
-        cos, sin: float32 [max positions, d / 2].
-        """
-        ...
-
-    def write_kv(
-        self, kv: torch.Tensor, layer: int, k: torch.Tensor, v: torch.Tensor, slots: torch.Tensor
-    ) -> None:
-        """Store k, v float32 [T, kv_heads, d] at their slots, rounded to kv's dtype."""
-        ...
-
-    def attention(
-        self,
-        q: torch.Tensor,
-        kv: torch.Tensor,
-        layer: int,
-        meta: AttentionMeta,
-        scale: float,
-        window: int | None,
-    ) -> torch.Tensor:
-        """Causal paged attention, q float32 [T, heads, d] -> float32 [T, heads, d].
-
-        A row attends to positions (p - window, p], or [0, p] without a window; heads is a multiple of
-        kv_heads.
-        """
-        ...
-
-    def silu_mul(self, gate_up: torch.Tensor) -> torch.Tensor:
-        """float32 [T, 2 n] -> silu(first half) * second half, float32 [T, n]."""
+    def decoder(self, weights: DecoderWeights) -> Decoder:
+        """A decoder of weights that this backend packed; they are kept."""
         ...

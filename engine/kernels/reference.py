@@ -11,7 +11,15 @@ from itertools import pairwise
 
 import torch
 
-from engine.kernels.backend import GROUP, AttentionMeta, PackedLinear, QuantizedWeight
+from engine.kernels.backend import (
+    GROUP,
+    AttentionMeta,
+    Decoder,
+    DecoderWeights,
+    PackedLinear,
+    QuantizedWeight,
+)
+from engine.kernels.composed import ComposedDecoder
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -42,6 +50,9 @@ class ReferenceBackend:
         self.dtype = dtype
         self.numerics = f"reference {platform.machine()} torch={torch.__version__} weights={dtype}"
 
+    def borrowed_s(self) -> float:
+        return 0.0
+
     def pack(self, weight: torch.Tensor, bias: torch.Tensor | None = None) -> PackedLinear:
         rows, columns = weight.shape
         return PlainWeight(
@@ -60,6 +71,9 @@ class ReferenceBackend:
             bias=None if bias is None else bias.to(torch.float32, copy=True),
             quantized=True,
         )
+
+    def decoder(self, weights: DecoderWeights) -> Decoder:
+        return ComposedDecoder(weights, self)
 
     def linear(self, x: torch.Tensor, linear: PackedLinear) -> torch.Tensor:
         assert isinstance(linear, PlainWeight), linear

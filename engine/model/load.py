@@ -10,10 +10,15 @@ from engine.kernels.backend import Backend
 from engine.model.config import naming_model
 from engine.model.transformer import Quantization, Transformer
 from engine.model.weights import open_model
+from engine.progress import SILENT, Progress
 
 
 def load_model(
-    path: Path, backend: Backend, max_model_len: int, quantization: Quantization = Quantization.NONE
+    path: Path,
+    backend: Backend,
+    max_model_len: int,
+    quantization: Quantization = Quantization.NONE,
+    progress: Progress = SILENT,
 ) -> Transformer:
     """Read, check and pack a Hugging Face folder or a GGUF file.
 
@@ -24,4 +29,4 @@ def load_model(
     with naming_model(path):
         if not 1 <= max_model_len <= config.max_position:
             raise ModelError(f"max_model_len {max_model_len} is outside [1, {config.max_position}]")
-        return Transformer(config, weights, backend, max_model_len, quantization)
+        return Transformer(config, weights, backend, max_model_len, quantization, progress)

@@ -1,37 +1,31 @@
-"""The dense decoder: packed weights, and the arithmetic from token ids to logits.
+"""The dense decoder: its weights, packed for a backend, which has the arithmetic from token ids to logits.
 
 Built once by `load_model`; called by the runner, one flat batch at a time. Holds no state of any sequence:
 where rows stand and where their KV goes are arguments. Knows no sampling and no scheduling.
 """
 
 import math
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from enum import Enum
 
 import torch
 
 from engine.errors import ModelError
-from engine.kernels.backend import GROUP, AttentionMeta, Backend, PackedLinear, QuantizedWeight
+from engine.kernels.backend import (
+    GROUP,
+    AttentionMeta,
+    Backend,
+    DecoderWeights,
+    LayerWeights,
+    PackedLinear,
+    QuantizedWeight,
+)
 from engine.model.architecture import ModelConfig
 from engine.model.quantize import quantize
 from engine.model.rope import rope_tables
 from engine.model.tensors import EMBEDDING, FINAL_NORM, HEAD, layer_prefix
 from engine.model.weights import Weights
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Layer:
-    """Packed weights of one layer. q_norm and k_norm: float32 [head_dim], in models that norm heads."""
-
-    input_norm: torch.Tensor
-    qkv: PackedLinear
-    q_norm: torch.Tensor | None
-    k_norm: torch.Tensor | None
-    output: PackedLinear
-    post_norm: torch.Tensor
-    gate_up: PackedLinear
-    down: PackedLinear
-    window: int | None
+from engine.progress import SILENT, Progress
 
 
 class Quantization(Enum):
@@ -54,60 +48,35 @@ class Transformer:
         backend: Backend,
         max_model_len: int,
         quantization: Quantization = Quantization.NONE,
+        progress: Progress = SILENT,
     ) -> None:
         """Packs every weight; `weights` is not kept. Raises ModelError when a weight is not finite."""
         self.config = config
         self.backend = backend
         self.max_model_len = max_model_len
         packer = _Packer(weights, backend, quantization)
-        self._embedding = packer.read(EMBEDDING).to(backend.device, backend.dtype, copy=True)
-        self._layers = tuple(_pack_layer(packer, config, layer) for layer in range(config.layers))
-        self._final_norm = packer.norm(FINAL_NORM)
-        self._head = packer.product((EMBEDDING if config.tie_word_embeddings else HEAD,), None)
+        layers = progress.over(range(config.layers), "loading layer", config.layers)
         cos, sin = rope_tables(config, max_model_len)
-        self._cos, self._sin = cos.to(backend.device), sin.to(backend.device)
-        self._scale = 1.0 / math.sqrt(config.head_dim)
+        packed = DecoderWeights(
+            embedding=packer.read(EMBEDDING).to(backend.dtype, copy=True),
+            layers=tuple(_pack_layer(packer, config, layer) for layer in layers),
+            final_norm=packer.norm(FINAL_NORM),
+            head=packer.product((EMBEDDING if config.tie_word_embeddings else HEAD,), None),
+            heads=config.heads,
+            kv_heads=config.kv_heads,
+            head_dim=config.head_dim,
+            eps=config.rms_norm_eps,
+            scale=1.0 / math.sqrt(config.head_dim),
+            cos=cos,
+            sin=sin,
+        )
+        self._decoder = backend.decoder(packed)
 
     def forward(
         self, token_ids: torch.Tensor, kv: torch.Tensor, meta: AttentionMeta, rows: torch.Tensor
     ) -> torch.Tensor:
-        """Compute a flat batch, write its KV, and return the logits of the chosen rows.
-
-        token_ids: int64 [T], in [0, vocab_size). kv: the whole cache, written in place. rows: int64 [n], in
-        [0, T). Returns float32 [n, vocab_size], in the order of rows.
-        """
-        backend, eps = self.backend, self.config.rms_norm_eps
-        x = self._embedding[token_ids].float()
-        residual = torch.zeros_like(x)
-        for index, layer in enumerate(self._layers):
-            x = backend.add_rms_norm(x, residual, layer.input_norm, eps)
-            x = self._attention(layer, index, x, kv, meta)
-            x = backend.add_rms_norm(x, residual, layer.post_norm, eps)
-            x = backend.linear(backend.silu_mul(backend.linear(x, layer.gate_up)), layer.down)
-        if rows.numel() == 0:
-            return x.new_empty((0, self.config.vocab_size))
-        x = backend.add_rms_norm(x[rows], residual[rows], self._final_norm, eps)
-        return backend.linear(x, self._head)
-
-    def _attention(
-        self, layer: Layer, index: int, x: torch.Tensor, kv: torch.Tensor, meta: AttentionMeta
-    ) -> torch.Tensor:
-        backend = self.backend
-        q, k, v = self._heads(layer, backend.linear(x, layer.qkv))
-        backend.rotary(q, k, meta.positions, self._cos, self._sin)
-        backend.write_kv(kv, index, k, v, meta.slots)
-        mixed = backend.attention(q, kv, index, meta, self._scale, layer.window)
-        return backend.linear(mixed.flatten(1), layer.output)
-
-    def _heads(self, layer: Layer, qkv: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-        """Split [T, (heads + 2 kv_heads) * d] into [T, heads, d] and twice [T, kv_heads, d]."""
-        config = self.config
-        heads = qkv.view(qkv.shape[0], -1, config.head_dim)
-        q, k, v = torch.split(heads, [config.heads, config.kv_heads, config.kv_heads], dim=1)
-        if layer.q_norm is not None and layer.k_norm is not None:
-            q = self.backend.rms_norm(q, layer.q_norm, config.rms_norm_eps)
-            k = self.backend.rms_norm(k, layer.k_norm, config.rms_norm_eps)
-        return q, k, v
+        """Compute a flat batch, write its KV, and return the logits of the chosen rows. See kernels.Decoder."""
+        return self._decoder.forward(token_ids, kv, meta, rows)
 
 
 class _Packer:
@@ -128,7 +97,7 @@ class _Packer:
         return tensor
 
     def norm(self, name: str) -> torch.Tensor:
-        return self.read(name).to(self._backend.device, torch.float32, copy=True)
+        return self.read(name).to(torch.float32, copy=True)
 
     def linear(self, *names: str, bias: bool) -> PackedLinear:
         """One linear whose outputs are those of the named ones, in order."""
@@ -172,11 +141,11 @@ def _joined(names: tuple[str, ...], stored: list[QuantizedWeight | None]) -> Qua
     return joined
 
 
-def _pack_layer(packer: _Packer, config: ModelConfig, layer: int) -> Layer:
+def _pack_layer(packer: _Packer, config: ModelConfig, layer: int) -> LayerWeights:
     prefix = layer_prefix(layer)
     attention, mlp = f"{prefix}self_attn.", f"{prefix}mlp."
     projections = (f"{attention}q_proj", f"{attention}k_proj", f"{attention}v_proj")
-    return Layer(
+    return LayerWeights(
         input_norm=packer.norm(f"{prefix}input_layernorm.weight"),
         qkv=packer.linear(*projections, bias=config.qkv_bias),
         q_norm=packer.norm(f"{attention}q_norm.weight") if config.qk_norm else None,

@@ -1,5 +1,7 @@
 """In which order sequences get work. Pure functions over views; what it is for, a policy knows."""
 
+from collections.abc import Iterable
+
 from engine.policy import SequenceView
 from engine.sequence import SequenceId
 
@@ -19,3 +21,8 @@ def by_aged_length(
         return (view.uncomputed - ageing_tokens_per_s * (now - view.arrived), view.arrived, view.id)
 
     return sorted(views, key=key)
+
+
+def oldest(views: Iterable[SequenceView]) -> SequenceView:
+    """The one that arrived first, by id among equals. There must be one."""
+    return min(views, key=lambda view: (view.arrived, view.id))

@@ -81,9 +81,10 @@ async def test_a_decode_worker_frozen_in_mid_stream_costs_no_answer_and_serves_a
 
 
 async def serves_again(rig, name):
+    """Not at once: who broke is avoided for a while."""
     before = await rig.until_idle()
-    await rig.require_exact(*map(cold, BESIDE))
-    assert computed(await rig.until_idle(), name) > computed(before, name)
+    while computed(await rig.until_idle(), name) == computed(before, name):
+        await rig.require_exact(*map(cold, BESIDE))
 
 
 async def test_a_gateway_killed_in_mid_stream_strands_nothing_at_either_worker(rig):

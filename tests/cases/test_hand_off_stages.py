@@ -179,7 +179,7 @@ def stage_of(world):
         return "queued"
     for view in p.core.view().running:
         if view.id[0] in client.wire_ids:
-            return f"chunk {(view.length - view.uncomputed) // CHUNK_TOKENS}"
+            return f"chunk {(len(PROMPT) - view.uncomputed) // CHUNK_TOKENS}"
     return "reserved" if world.clients[0].outcome is not None and not p.worker.tokens().live else "between"
 
 

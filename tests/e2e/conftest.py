@@ -1,6 +1,7 @@
 """Real processes on the real model. A stack is shared by all tests that do not hurt it."""
 
 import asyncio
+import json
 import random
 import subprocess
 import sys
@@ -12,6 +13,7 @@ import grpc
 import pytest
 
 from crossdock.v1 import control_pb2, control_pb2_grpc, inference_pb2, inference_pb2_grpc
+from service import worker_access
 
 ROOT = Path(__file__).parents[2]
 START_TIMEOUT_S = 60
@@ -43,6 +45,12 @@ class Stack:
                 return audit.ledgers
         raise AssertionError(f"still owned: {audit}")
 
+    def worker_credential(self):
+        """What the gateway shows its workers, from the key that they all have."""
+        environ = Path(f"/proc/{self.children()['gateway']}/environ").read_bytes().split(b"\0")
+        (key,) = [each.partition(b"=")[2] for each in environ if each.startswith(b"CROSSDOCK_TICKET_KEY=")]
+        return worker_access.credential(bytes.fromhex(key.decode()))
+
     def children(self):
         """pid by worker name, from the command lines of the children."""
         found = {}
@@ -52,6 +60,14 @@ class Stack:
                 name = words[words.index("--worker-id") + 1] if "--worker-id" in words else "gateway"
                 found[name] = int(pid)
         return found
+
+
+def said_when_ready(process):
+    """What a process that serves says of itself; before, it may say what it is loading."""
+    while "loading" in (said := json.loads(process.stdout.readline())):
+        continue
+    assert said["ready"] is True, said
+    return said
 
 
 @contextmanager

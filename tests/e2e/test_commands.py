@@ -1,6 +1,8 @@
 """What a user's first five minutes touch: the commands, health, reflection, and the OpenAI face."""
 
+import asyncio
 import json
+import re
 import socket
 import subprocess
 import sys
@@ -82,20 +84,38 @@ async def test_health_and_reflection_speak_for_every_service(exact_stack):
         reflection = reflection_pb2_grpc.ServerReflectionStub(channel)
         listed = await reflection.ServerReflectionInfo(iter([asked]), timeout=10).read()
     names = {service.name for service in listed.list_services_response.service}
-    assert names == {*SERVICES, "grpc.reflection.v1alpha.ServerReflection"}
+    assert names == {*SERVICES, "grpc.health.v1.Health", "grpc.reflection.v1alpha.ServerReflection"}
 
 
 async def test_health_and_metrics_over_http(exact_stack):
     await answer_to(exact_stack, max_tokens=2)
     async with httpx.AsyncClient(base_url=exact_stack.http) as client:
         assert (await client.get("/health")).status_code == 200
-        metrics = (await client.get("/metrics")).text
+        metrics = await shown(client, lambda text: len(moved_bytes(text)) == 2)
     for pool in ("prefill", "decode"):
         for name in ("num_requests_running", "num_requests_waiting", "kv_cache_usage_perc"):
             assert f'crossdock_{name}{{pool="{pool}",worker="{pool}-0"}} ' in metrics
-    for name in ("time_to_first_token_seconds", "time_per_output_token_seconds"):
+            assert f'vllm:{name}{{pool="{pool}",worker="{pool}-0"}} ' in metrics
+    for name in (
+        "time_to_first_token_seconds",
+        "time_per_output_token_seconds",
+        "e2e_request_latency_seconds",
+    ):
         (line,) = (each for each in metrics.splitlines() if each.startswith(f"crossdock_{name}_count"))
         assert float(line.split()[-1]) >= 1, line
+
+
+def moved_bytes(metrics):
+    """By pool, where anything was handed over."""
+    line = re.compile(r'crossdock_kv_transfer_bytes_total{pool="(\w+)",worker="\w+-0"} (\S+)')
+    return {pool: float(count) for pool, count in line.findall(metrics) if float(count)}
+
+
+async def shown(client, holds):
+    """A scrape, once it shows what is looked for: workers report, and the gateway shows it, a little later."""
+    while not holds(text := (await client.get("/metrics")).text):
+        await asyncio.sleep(0.05)
+    return text
 
 
 async def events(client, path, body):

@@ -2,7 +2,6 @@
 
 import asyncio
 import ipaddress
-import json
 import os
 import re
 import secrets
@@ -18,7 +17,7 @@ import pytest
 
 from crossdock.v1 import control_pb2
 from tests.e2e import attacks
-from tests.e2e.conftest import NEIGHBOUR, ROOT, Stack, crossdock, stream, undisturbed
+from tests.e2e.conftest import NEIGHBOUR, ROOT, Stack, crossdock, said_when_ready, stream, undisturbed
 from tests.e2e.listening import listeners, process_tree
 
 HALF_OPEN = 60
@@ -47,9 +46,7 @@ def apart_stack():
         processes[name] = subprocess.Popen(argv, cwd=ROOT, env=environ, stdout=subprocess.PIPE, text=True)
 
     def ready(name):
-        said = json.loads(processes[name].stdout.readline())
-        assert said["ready"] is True
-        return said
+        return said_when_ready(processes[name])
 
     try:
         start("p", "prefill-worker", "--worker-id", "p", *engine)

@@ -9,19 +9,19 @@ from pathlib import Path
 import pytest
 import torch
 
-from engine.batch import Batch, BatchItem
 from engine.cache.kv_cache import KVCache
 from engine.cache.layout import KVLayout
 from engine.errors import NoCompiler
 from engine.kernels.backend import Backend
-from engine.kernels.cpu.backend import CpuBackend
 from engine.kernels.cpu.build import COMPILERS, build, default_cache_folder, find_compiler, host_flags
 from engine.kernels.cpu.library import Library
+from engine.kernels.cpu.operations import CpuOperations
 from engine.kernels.reference import ReferenceBackend
 from engine.kernels.select import choose_backend
 from engine.model.load import load_model
 from engine.model.transformer import Transformer
 from engine.runner import TransformerRunner
+from tests.fakes.batches import BatchItem, batch_of
 
 BLOCK_SIZE = 4
 
@@ -45,8 +45,10 @@ def backend(request) -> Backend:
 
 
 @pytest.fixture(scope="session", params=["native", "portable", "reference"])
-def backend_of(request) -> Callable[[torch.dtype, int], Backend]:
-    """Makes backends of (dtype, threads): kernels for this processor, for an older one, and plain torch."""
+def backend_of(request) -> Callable[[torch.dtype, int], CpuOperations | ReferenceBackend]:
+    """Makes backends of (dtype, threads): kernels for this processor, for an older one, and plain torch.
+
+    Each has its operations one at a time too."""
     if request.param == "reference":
         return lambda dtype, threads: ReferenceBackend(dtype)
     if request.param == "portable" and platform.machine() != "x86_64":
@@ -56,7 +58,7 @@ def backend_of(request) -> Callable[[torch.dtype, int], Backend]:
         library = Library(build(default_cache_folder(), find_compiler(COMPILERS), target))
     except NoCompiler as error:
         pytest.skip(str(error))
-    return lambda dtype, threads: CpuBackend(dtype, threads, library)
+    return lambda dtype, threads: CpuOperations(dtype, threads, library)
 
 
 @pytest.fixture(scope="session")
@@ -96,7 +98,7 @@ def logits_of(backend, runner_of) -> Callable[[Path, list[int]], torch.Tensor]:
             )
             for position, token in enumerate(tokens)
         )
-        return torch.cat([runner.run(Batch(items=(item,))) for item in items])
+        return torch.cat([runner.run(batch_of(item, block_size=BLOCK_SIZE)) for item in items])
 
     return compute
 

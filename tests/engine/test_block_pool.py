@@ -2,6 +2,7 @@
 
 from collections import Counter
 
+import numpy as np
 import pytest
 from hypothesis import settings
 from hypothesis import strategies as st
@@ -207,7 +208,6 @@ class PoolMachine(RuleBasedStateMachine):
             lambda: other.publish(table, 0, []),
             lambda: other.unshare(table, 0, own),
             lambda: other.unpublish(table, 0),
-            lambda: other.writable(table, 0),
             lambda: other.allocate(OWNERS[0], 0, credit),
             lambda: other.waive(credit),
         ):
@@ -259,8 +259,8 @@ class PoolMachine(RuleBasedStateMachine):
                 table.blocks,
                 len(table.blocks),
             )
-            for position, block in enumerate(table.blocks):
-                assert self.pool.writable(handle, position) == self.model.writable(block)
+            unwritable = [at for at, block in enumerate(table.blocks) if not self.model.writable(block)]
+            assert self.pool.unwritable(np.array(table.blocks, np.int32)) == unwritable
         assert Counter(self.pool.index.hashes()) == Counter(self.model.hashes())
         assert len(self.pool.index) == len(self.model.published)
         for link, block in self.model.published.items():

@@ -190,7 +190,7 @@ class Scripted:
 
 
 def work(name, count):
-    return Work(id=(name, 1, 0), count=count)
+    return Work(id=(name, 1, 0), tokens=count)
 
 
 @pytest.mark.parametrize(

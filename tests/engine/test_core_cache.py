@@ -62,7 +62,7 @@ class Rig:
             if output.sequence.end_reason is not None:
                 self.let_go(output.sequence.id[0])
         assert self.core.pool.ledger().violations == ()
-        return sum(each.sequence.computed - each.first_position for each in result.progress)
+        return sum(each.tokens for each in result.progress)
 
     def run(self):
         """To the end. Returns how many tokens were computed."""

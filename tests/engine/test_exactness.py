@@ -8,6 +8,7 @@ import torch
 
 from decode_worker.policy import DecodePolicy
 from engine.assembly import EngineWishes, assemble
+from engine.kernels.core_share import ANY_CORES
 from engine.model.transformer import Quantization
 from engine.sequence import SamplingParams, Sequence, State, StopRules
 from service.model_source import resolve_model
@@ -22,10 +23,10 @@ def tokens_of(seed, length):
     return [random.Random(seed).randrange(1000, 40000) for _ in range(length)]
 
 
-def engine_of(mode, budget_tokens, threads=1):
+def engine_of(mode, budget_tokens, threads=1, cores=ANY_CORES):
     dtype, quantization = mode
     policy = DecodePolicy(budget_tokens=budget_tokens, seats=64)
-    wishes = replace(WISHES, dtype=dtype, quantization=quantization, threads=threads)
+    wishes = replace(WISHES, dtype=dtype, quantization=quantization, threads=threads, cores=cores)
     return assemble(wishes, policy, memory_bytes=4 << 30)
 
 
@@ -102,7 +103,7 @@ def test_an_answer_that_is_given_up_and_resumed_is_the_same_to_the_bit(swap_byte
 def resumed(engine, length, sampling):
     """What is sampled by a sequence that is given up when it has so many tokens."""
     policy = engine.core._policy
-    engine.core._policy = Forcing(policy, length)
+    engine.core._policy = Forcing(policy, length).watch(engine)
     sequence = sequence_of("seeded", 130, 10, sampling)
     engine.core.submit(sequence)
     heard = []

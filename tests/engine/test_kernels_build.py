@@ -10,8 +10,18 @@ import torch
 
 from engine.errors import NoCompiler
 from engine.kernels.cpu.backend import CpuBackend
-from engine.kernels.cpu.build import COMPILERS, build, find_compiler, host_flags, main
+from engine.kernels.cpu.build import (
+    COMPILERS,
+    build,
+    default_cache_folder,
+    find_compiler,
+    host_flags,
+    main,
+)
+from engine.kernels.cpu.library import Library
+from engine.kernels.cpu.operations import CpuOperations
 from engine.kernels.select import choose_backend
+from engine.progress import Progress
 
 COMPILE = 'for last; do :; done; echo compiled >> "$0.log"; echo library > "$last"'
 
@@ -41,6 +51,14 @@ def test_a_second_build_takes_what_the_first_one_built(tmp_path, compiler_that):
     assert first.read_text() == "library\n"
     assert build(tmp_path / "cache", compiler, ("-march=x",)) == first
     assert compilations(command) == 1
+
+
+def test_that_kernels_are_compiled_is_said_and_that_they_are_there_is_not(tmp_path, compiler_that):
+    said = []
+    compiler, progress = find_compiler([compiler_that(COMPILE)]), Progress(said.append, clock=lambda: 0.0)
+    for _ in range(2):
+        build(tmp_path / "cache", compiler, ("-march=x",), progress)
+    assert said == ["compiling the kernels for this processor, once"]
 
 
 def test_another_target_or_compiler_version_is_built_anew(tmp_path, compiler_that):
@@ -116,29 +134,31 @@ def test_a_library_that_cannot_be_loaded_is_not_fatal(tmp_path, compiler_that):
     assert chosen.backend.name == "reference" and chosen.note is not None
 
 
-@pytest.fixture
-def cpu_backend_of():
-    def make(dtype: torch.dtype | None, threads: int) -> CpuBackend:
-        chosen = choose_backend(dtype, threads)
-        if not isinstance(chosen.backend, CpuBackend):
-            pytest.skip(str(chosen.note))
-        return chosen.backend
-
-    return make
-
-
-def test_the_dtype_is_the_asked_one_or_the_one_that_the_processor_is_made_for(cpu_backend_of):
-    assert cpu_backend_of(torch.float32, 1).dtype == torch.float32
-    assert cpu_backend_of(torch.bfloat16, 1).dtype == torch.bfloat16
+def test_the_dtype_is_the_asked_one_or_the_one_that_the_processor_is_made_for():
+    chosen = choose_backend(None, 1)
+    if not isinstance(chosen.backend, CpuBackend):
+        pytest.skip(str(chosen.note))
+    assert choose_backend(torch.float32, 1).backend.dtype == torch.float32
+    assert choose_backend(torch.bfloat16, 1).backend.dtype == torch.bfloat16
     flags = Path("/proc/cpuinfo").read_text().split()
     native = torch.bfloat16 if {"avx512_bf16", "bf16"} & set(flags) else torch.float32
-    assert cpu_backend_of(None, 1).dtype == native
+    assert chosen.backend.dtype == native
 
 
-def test_threads_end_with_their_backend(cpu_backend_of):
+@pytest.fixture
+def operations_of():
+    """Makes operations on so many threads."""
+    try:
+        library = Library(build(default_cache_folder(), find_compiler(COMPILERS), host_flags()))
+    except NoCompiler as error:
+        pytest.skip(str(error))
+    return lambda threads: CpuOperations(torch.float32, threads, library)
+
+
+def test_threads_end_with_their_backend(operations_of):
     gc.collect()
     before = set(os.listdir("/proc/self/task"))
-    backend = cpu_backend_of(torch.float32, 4)
+    backend = operations_of(4)
     backend.linear(torch.randn(8, 64), backend.pack(torch.randn(4000, 64)))
     assert len(set(os.listdir("/proc/self/task")) - before) == 3
     del backend
@@ -146,13 +166,13 @@ def test_threads_end_with_their_backend(cpu_backend_of):
     assert set(os.listdir("/proc/self/task")) <= before
 
 
-def test_backends_of_one_process_do_not_disturb_each_other(cpu_backend_of):
+def test_backends_of_one_process_do_not_disturb_each_other(operations_of):
     weight, x = torch.randn(2000, 200), torch.randn(30, 200)
-    alone = cpu_backend_of(torch.float32, 1)
+    alone = operations_of(1)
     wanted = alone.linear(x, alone.pack(weight))
 
     def work(threads: int) -> bool:
-        backend = cpu_backend_of(torch.float32, threads)
+        backend = operations_of(threads)
         packed = backend.pack(weight)
         return all(torch.equal(backend.linear(x, packed), wanted) for _ in range(20))
 

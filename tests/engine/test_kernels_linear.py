@@ -5,8 +5,6 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from engine.kernels.backend import Backend
-
 DTYPES = (torch.float32, torch.bfloat16)
 
 
@@ -32,7 +30,7 @@ def product_and_bound(
 def test_product_of_any_shape_is_within_the_rounding_of_a_float32_sum(
     backend_of, dtype, rows, inputs, outputs, biased, seed
 ):
-    backend: Backend = backend_of(dtype, 1)
+    backend = backend_of(dtype, 1)
     random = torch.Generator().manual_seed(seed)
     x = torch.randn(rows, inputs, generator=random)
     weight = torch.randn(outputs, inputs, generator=random)
@@ -46,7 +44,7 @@ def test_product_of_any_shape_is_within_the_rounding_of_a_float32_sum(
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize(("inputs", "outputs"), [(64, 48), (100, 51), (577, 1000)])
 def test_a_row_has_the_same_bits_alone_and_in_every_batch(backend_of, dtype, inputs, outputs):
-    backend: Backend = backend_of(dtype, 1)
+    backend = backend_of(dtype, 1)
     packed = backend.pack(torch.randn(outputs, inputs), torch.randn(outputs))
     x = torch.randn(40, inputs)
     alone = torch.cat([backend.linear(x[i : i + 1].clone(), packed) for i in range(40)])
@@ -67,7 +65,7 @@ def test_two_threads_compute_the_same_bits_as_one(backend_of, dtype, rows):
 
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_a_broken_row_leaves_its_neighbours_alone_and_is_seen_as_broken(backend_of, dtype):
-    backend: Backend = backend_of(dtype, 1)
+    backend = backend_of(dtype, 1)
     packed = backend.pack(torch.randn(70, 33))
     x = torch.randn(9, 33)
     wanted = backend.linear(x, packed)
@@ -78,7 +76,7 @@ def test_a_broken_row_leaves_its_neighbours_alone_and_is_seen_as_broken(backend_
 
 
 def test_packing_keeps_neither_weight_nor_bias(backend_of):
-    backend: Backend = backend_of(torch.float32, 1)
+    backend = backend_of(torch.float32, 1)
     weight, bias, x = torch.randn(64, 20), torch.randn(64), torch.randn(3, 20)
     packed = backend.pack(weight, bias)
     wanted = backend.linear(x, packed)
@@ -89,5 +87,5 @@ def test_packing_keeps_neither_weight_nor_bias(backend_of):
 
 
 def test_no_rows_give_no_rows(backend_of):
-    backend: Backend = backend_of(torch.bfloat16, 2)
+    backend = backend_of(torch.bfloat16, 2)
     assert backend.linear(torch.empty(0, 20), backend.pack(torch.randn(10, 20))).shape == (0, 10)

@@ -3,13 +3,13 @@
 import pytest
 import torch
 
-from engine.kernels.backend import Backend
+from engine.kernels.composed import Operations
 
 ROWS = 33
 
 
 @pytest.fixture
-def backend(backend_of) -> Backend:
+def backend(backend_of) -> Operations:
     return backend_of(torch.float32, 1)
 
 
@@ -79,7 +79,7 @@ def test_rotary_of_a_slice_leaves_the_rest_alone(backend):
     assert torch.equal(fused[:, 4:], before[:, 4:])
 
 
-def operations(backend: Backend):
+def operations(backend: Operations):
     weight = torch.linspace(-1, 1, 96)
     angles = torch.linspace(0, 9, 600 * 48).view(600, 48)
 

@@ -29,12 +29,16 @@ class ScriptedCore:
         self.work -= 1
         return StepResult(progress=("some",))
 
+    def measured(self, result, seconds):
+        self.took = (result, seconds)
+
 
 class Running:
     """A loop over a scripted core, and what it calls, in order."""
 
     def __init__(self, inbox_actions_max=1000, start=True, on_start=lambda: None):
         self.core, self.calls, self.crashes = ScriptedCore(), [], queue.Queue()
+        self.cores = []
         self.loop = EngineLoop(
             self.core,
             clock=lambda: 42.0,
@@ -42,6 +46,8 @@ class Running:
             on_turn=lambda steps: self.calls.append(("turn", steps)),
             on_crash=self.crashes.put,
             on_start=on_start,
+            on_compute=lambda: self.cores.append("compute"),
+            on_rest=lambda: self.cores.append("rest"),
             inbox_actions_max=inbox_actions_max,
         )
         if start:
@@ -138,6 +144,20 @@ def test_a_stuck_engine_waits_for_an_action_and_does_not_spin(running):
     running.core.stepped.get(timeout=WAIT_S)
     running.loop.stop()
     assert running.core.stepped.empty() and running.core.idle()
+
+
+def test_it_says_when_it_computes_and_when_it_rests():
+    """Rests before it waits, and while it does nothing but actions; computes before a step and until it waits."""
+    running = Running()
+    running.do(lambda: None)
+    running.set(work=3)
+    for _ in range(3):
+        running.core.stepped.get(timeout=WAIT_S)
+    while running.cores.count("compute") < 3 or running.cores[-1] != "rest":
+        running.do(lambda: None)
+    running.loop.stop()
+    said = [each for n, each in enumerate(running.cores) if n == 0 or running.cores[n - 1] != each]
+    assert said == ["rest", "compute", "rest"]
 
 
 def test_a_full_inbox_refuses_what_can_be_refused():

@@ -7,9 +7,9 @@ from pathlib import Path
 import pytest
 import torch
 
-from engine.batch import Batch, BatchItem
 from engine.model.config import read_config
 from engine.model.load import load_model
+from tests.fakes.batches import BatchItem, batch_of
 
 GOLDEN = Path(__file__).parents[1] / "data" / "golden_smollm2_fp32.jsonl"
 MARGIN_MIN = 1e-3
@@ -40,7 +40,7 @@ def test_greedy_tokens_and_logprobs_are_the_golden_ones(line, default_model, run
             block_table=tuple(range(-(-(position + len(pending)) // 4))),
             wants_logits=True,
         )
-        (logits,) = runner.run(Batch(items=(item,)))
+        (logits,) = runner.run(batch_of(item, block_size=4))
         if margin < MARGIN_MIN:
             break
         assert int(logits.argmax()) == token

@@ -4,9 +4,10 @@ import pytest
 import torch
 import transformers as hf
 
-from engine.batch import Batch, BatchItem
 from engine.errors import ModelError
 from engine.model.load import load_model
+from tests.engine.conftest import BLOCK_SIZE
+from tests.fakes.batches import BatchItem, batch_of
 
 TOKENS = [3, 17, 5, 91, 2, 44, 44, 8, 60, 23, 71, 1, 39, 12, 88, 64, 30, 7]
 OTHER = [9, 9, 81, 4, 27, 36]
@@ -42,44 +43,46 @@ def item(tokens, first, table, wants_logits=True):
     )
 
 
+def batch(*items):
+    return batch_of(*items, block_size=BLOCK_SIZE)
+
+
 def test_a_prompt_cut_into_chunks_ends_in_the_logits_of_the_whole_prompt(model, runner_of):
-    (whole,) = runner_of(model, 8).run(Batch(items=(item(TOKENS, 0, (7, 2, 4, 0, 5)),)))
+    (whole,) = runner_of(model, 8).run(batch(item(TOKENS, 0, (7, 2, 4, 0, 5))))
     runner = runner_of(model, 8)
-    first = runner.run(Batch(items=(item(TOKENS[:7], 0, (1, 6), wants_logits=False),)))
+    first = runner.run(batch(item(TOKENS[:7], 0, (1, 6), wants_logits=False)))
     assert first.shape == (0, 96)
-    runner.run(Batch(items=(item(TOKENS[7:8], 7, (1, 6)),)))
-    (last,) = runner.run(Batch(items=(item(TOKENS[8:], 8, (1, 6, 3, 0, 5)),)))
+    runner.run(batch(item(TOKENS[7:8], 7, (1, 6))))
+    (last,) = runner.run(batch(item(TOKENS[8:], 8, (1, 6, 3, 0, 5))))
     assert torch.equal(last, whole)
 
 
 def test_sequences_in_one_batch_do_not_see_each_other(model, runner_of):
-    (alone,) = runner_of(model, 8).run(Batch(items=(item(TOKENS, 0, range(5)),)))
-    (other,) = runner_of(model, 8).run(Batch(items=(item(OTHER, 0, range(2)),)))
+    (alone,) = runner_of(model, 8).run(batch(item(TOKENS, 0, range(5))))
+    (other,) = runner_of(model, 8).run(batch(item(OTHER, 0, range(2))))
     runner = runner_of(model, 10)
-    runner.run(Batch(items=(item(OTHER[:5], 0, (9, 3)), item(TOKENS[:4], 0, (6,)))))
-    both = runner.run(Batch(items=(item(TOKENS[4:], 4, (6, 0, 8, 1, 2)), item(OTHER[5:], 5, (9, 3)))))
+    runner.run(batch(item(OTHER[:5], 0, (9, 3)), item(TOKENS[:4], 0, (6,))))
+    both = runner.run(batch(item(TOKENS[4:], 4, (6, 0, 8, 1, 2)), item(OTHER[5:], 5, (9, 3))))
     assert torch.equal(both, torch.stack([alone, other]))
 
 
 def test_rows_come_in_item_order_and_only_for_the_items_that_want_them(model, runner_of):
     def first_of(tokens):
-        return runner_of(model, 8).run(Batch(items=(item(tokens, 0, (0, 1)),)))[0]
+        return runner_of(model, 8).run(batch(item(tokens, 0, (0, 1))))[0]
 
-    batch = Batch(
-        items=(
-            item(OTHER, 0, (0, 1)),
-            item(TOKENS[:3], 0, (2,), wants_logits=False),
-            item(TOKENS[:5], 0, (5, 3)),
-        )
+    mixed = batch(
+        item(OTHER, 0, (0, 1)),
+        item(TOKENS[:3], 0, (2,), wants_logits=False),
+        item(TOKENS[:5], 0, (5, 3)),
     )
-    logits = runner_of(model, 8).run(batch)
+    logits = runner_of(model, 8).run(mixed)
     assert logits.dtype is torch.float32
     assert torch.equal(logits, torch.stack([first_of(OTHER), first_of(TOKENS[:5])]))
 
 
 def test_a_table_too_short_for_its_tokens_is_a_mistake_of_the_caller(model, runner_of):
     with pytest.raises(AssertionError, match="block table"):
-        runner_of(model, 8).run(Batch(items=(item(OTHER, 0, (0,)), item(OTHER, 0, (1, 2)))))
+        runner_of(model, 8).run(batch(item(OTHER, 0, (0,)), item(OTHER, 0, (1, 2))))
 
 
 @pytest.mark.parametrize("length", [0, 65])

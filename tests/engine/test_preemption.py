@@ -1,6 +1,7 @@
 """Sequences that are given up for want of blocks: exact when they go on, whoever else runs, and nothing is left."""
 
 from dataclasses import replace
+from types import SimpleNamespace
 
 import pytest
 
@@ -26,7 +27,7 @@ SEEDED = {"temperature": 1.0, "seed": 1234}
 
 def make_core(policy, *, blocks=64, block_size=4, swap_blocks=0, share=0.4):
     cache = KVCache(hash_layout(block_size), blocks)
-    return EngineCore(
+    core = EngineCore(
         pool=BlockPool(blocks),
         block_size=block_size,
         runner=HashRunner(cache),
@@ -35,6 +36,9 @@ def make_core(policy, *, blocks=64, block_size=4, swap_blocks=0, share=0.4):
         swap=SwapSpace(cache, swap_blocks) if swap_blocks else None,
         headroom=Headroom(share, least=0.0),
     )
+    if isinstance(policy, Forcing):
+        policy.watch(SimpleNamespace(core=core))
+    return core
 
 
 def make_sequence(core, name="s", tokens=PROMPT, limit=LIMIT, *, scope=b"", sampling=(), **fields):
@@ -126,7 +130,7 @@ def test_a_prompt_that_is_being_computed_is_not_given_up():
     class Hasty:
         def plan(self, view, now):
             preempt = tuple(one.id for one in view.running)
-            return Plan(work=tuple(Work(id=one.id, count=2) for one in view.waiting), preempt=preempt)
+            return Plan(work=tuple(Work(id=one.id, tokens=2) for one in view.waiting), preempt=preempt)
 
     core = make_core(Hasty())
     core.submit(make_sequence(core))

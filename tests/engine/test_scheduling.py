@@ -14,9 +14,7 @@ from engine.scheduling.ordering import by_aged_length
 
 
 def view(name, uncomputed=10, arrived=0.0, blocks=1):
-    return SequenceView(
-        id=(name, 1, 0), uncomputed=uncomputed, length=uncomputed, blocks_to_start=blocks, arrived=arrived
-    )
+    return SequenceView(id=(name, 1, 0), uncomputed=uncomputed, blocks_to_start=blocks, arrived=arrived)
 
 
 def names(views):

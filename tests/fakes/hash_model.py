@@ -10,9 +10,10 @@ from hashlib import blake2b
 import numpy as np
 import torch
 
-from engine.batch import Batch, BatchItem
+from engine.batch import Batch
 from engine.cache.kv_cache import KVCache
 from engine.cache.layout import KVLayout
+from tests.fakes.batches import BatchItem, items_of
 
 VOCAB = 97
 POSITION_BYTES = 16
@@ -39,9 +40,10 @@ class HashRunner:
         self.batches.append(batch)
         for copy in batch.copies:
             self._halves[copy.target] = self._halves[copy.source]
-        for item in batch.items:
+        items = items_of(batch, self._size)
+        for item in items:
             self._write(item)
-        chosen = [self._next(item) for item in batch.items if item.wants_logits]
+        chosen = [self._next(item) for item in items if item.wants_logits]
         return torch.from_numpy(logits_for(chosen))
 
     def _write(self, item: BatchItem) -> None:

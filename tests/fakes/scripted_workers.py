@@ -1,7 +1,6 @@
 """Workers without a process: what a gateway tells them is noted, what they answer is up to the test."""
 
 import asyncio
-from dataclasses import replace
 
 from crossdock.worker.v1 import worker_pb2 as pb
 from gateway.attach import DECODE, PREFILL, make_hello
@@ -156,4 +155,4 @@ class Say:
         return EndedReport(key=self.key, cause=cause, detail=detail)
 
     def of(self, attempt):
-        return Say(replace(self.key, attempt=attempt))
+        return Say(self.key._replace(attempt=attempt))

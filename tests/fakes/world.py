@@ -18,7 +18,7 @@ from engine.core import EngineCore
 from engine.sampling import Sampler
 from gateway.attempt import Attempt, AttemptLost, Target
 from gateway.journal import Journal
-from gateway.mailbox import Delivery, WorkerLost
+from gateway.mailbox import Delivery, Mailbox, Turnstile, WorkerLost
 from gateway.prefix_map import PrefixMap
 from gateway.request import Request, Sampling, Stop
 from gateway.router import Route, pick
@@ -198,23 +198,23 @@ class World:
             self._begin(client)
 
     def _begin(self, client):
-        route = pick(
-            [node.record.view() for node in self.prefills],
-            [node.record.view() for node in self.decodes],
-            tokens=client.journal.length_limit(),
-        )
-        assert isinstance(route, Route), route
         client.attempts += 1
         client.journal.begin()
         order = client.journal.order(client.attempts, None)
+        views = [[node.record.view() for node in nodes] for nodes in (self.prefills, self.decodes)]
+        route = pick(*views, order)
+        assert isinstance(route, Route) and route.prefill is not None, route
         source = next(node.record for node in self.prefills if node.record.address == route.prefill)
-        target = next(node.record for node in self.decodes if node.record.address == route.decode)
+        target = next((node.record for node in self.decodes if node.record.address == route.decode), source)
         source.picked = target.picked = sum(each.attempts for each in self.clients)
         right = None
         if client.journal.remaining() > 1:
             ticket = self._mint(order, source.welcome, target.welcome)
             right = Target(worker=target, ticket=ticket, ticket_key=KEY)
-        client.attempt = Attempt(journals=[client.journal], order=order, prefill=source, target=right)
+        mailbox = Mailbox(Turnstile())
+        client.attempt = Attempt(
+            journals=[client.journal], order=order, prefill=source, target=right, mailbox=mailbox
+        )
         client.attempt.begin()
 
     def _mint(self, order, source, target):
@@ -346,6 +346,7 @@ class World:
             "welcome": welcome,
             "load": WorkerLoad(free_blocks=1, total_blocks=1),
             "picked": 0,
+            "frozen": False,
             "prefixes": PrefixMap(blocks),
             "attachment": wire,
             "_pool": _Pool(),

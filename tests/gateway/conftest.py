@@ -13,6 +13,7 @@ import httpx
 import orjson
 import pytest
 
+from gateway.access import Access
 from gateway.frontend import Frontend
 from gateway.openai_http import openai_app
 from gateway.request import EndReason, ModelCard, Request, Token, TokenBatch
@@ -137,6 +138,7 @@ def frontend_over(card: ModelCard, tokenizer: Tokenizer) -> Callable[..., Fronte
             "monotonic": lambda: float(next(ticks)),
             "wall": lambda: datetime(2030, 1, 2, tzinfo=UTC),
             "ready": lambda: True,
+            "require_room": lambda tenant: None,
         }
         return Frontend(**{**given, **changes})
 
@@ -145,7 +147,7 @@ def frontend_over(card: ModelCard, tokenizer: Tokenizer) -> Callable[..., Fronte
 
 @asynccontextmanager
 async def open_client(frontend: Frontend) -> AsyncIterator[httpx.AsyncClient]:
-    app = openai_app(frontend, body_bytes_max=BODY_BYTES_MAX)
+    app = openai_app(frontend, Access(), body_bytes_max=BODY_BYTES_MAX)
     transport = httpx.ASGITransport(app, raise_app_exceptions=False)
     async with httpx.AsyncClient(transport=transport, base_url="http://gateway") as client:
         yield client

@@ -7,10 +7,10 @@ from types import SimpleNamespace
 import pytest
 
 from gateway.attach import DECODE, PREFILL
-from gateway.attempt import Attempt, AttemptLost, AttemptPreempted, HandOffLost, Target
+from gateway.attempt import Attempt, AttemptLost, AttemptPreempted, HandOffLost, Target, WorkerFailed
 from gateway.journal import Journal
 from gateway.lifecycle import LIVE, Phase
-from gateway.mailbox import DeadlinePassed, Delivery, WorkerLost
+from gateway.mailbox import DeadlinePassed, Delivery, Mailbox, Turnstile, WorkerLost
 from gateway.request import EndReason
 from kvtransfer.identity import Identity
 from kvtransfer.ticket import mint, open_sealed
@@ -50,6 +50,7 @@ class Scene:
             order=order,
             prefill=source,
             target=right if self.journal.remaining() > 1 else None,
+            mailbox=Mailbox(Turnstile()),
         )
         self.heard = []
 
@@ -166,7 +167,7 @@ FAILURES = {
     EndCause.DEADLINE: DeadlineExpired,
     EndCause.TRANSFER_FAILED: HandOffLost,
     EndCause.TICKET_REFUSED: AttemptLost,
-    EndCause.INTERNAL: AttemptLost,
+    EndCause.INTERNAL: WorkerFailed,
     EndCause.PREEMPTED: AttemptLost,
 }
 
@@ -200,7 +201,8 @@ def test_a_lost_worker_ends_the_attempt_unless_it_has_said_its_last_word(phase, 
     scene = Scene().reach(phase)
     scene.tell(sender, WorkerLost())
     lost = not (sender == "p" and phase is Phase.DECODING)
-    assert (type(scene.attempt.failure) is AttemptLost) == lost
+    assert (type(scene.attempt.failure) is WorkerFailed) == lost
+    assert not lost or scene.attempt.failure.address == sender
     assert (scene.attempt.phase is Phase.LOST) == lost
 
 
@@ -216,7 +218,7 @@ def test_what_was_entered_before_a_failure_is_shown_and_what_comes_after_it_is_n
     scene.tell("d", scene.say.token(1, 12), WorkerLost(), scene.say.token(2, 13, TokenEnd.LENGTH))
     assert scene.heard == [11, 12]
     assert len(scene.journal) == 2
-    assert type(scene.attempt.failure) is AttemptLost
+    assert type(scene.attempt.failure) is WorkerFailed
 
 
 def test_a_token_that_contradicts_the_journal_is_a_fault_and_not_shown():
@@ -258,7 +260,7 @@ def test_no_two_letters_in_any_phase_from_anybody_do_more_than_end_the_attempt(p
 def test_a_decode_worker_that_generates_before_it_adopted_is_not_believed(phase):
     scene = Scene().reach(phase)
     scene.tell("d", scene.say.token(1, 12))
-    assert type(scene.attempt.failure) is AttemptLost
+    assert type(scene.attempt.failure) is WorkerFailed
     assert phase in LIVE
 
 
@@ -273,7 +275,7 @@ def test_workers_that_call_themselves_alike_are_told_apart():
     scene.tell("p", WorkerLost())
     assert scene.attempt.live()
     scene.tell("d", WorkerLost())
-    assert type(scene.attempt.failure) is AttemptLost
+    assert type(scene.attempt.failure) is WorkerFailed
 
 
 class Pair(Scene):
@@ -287,7 +289,13 @@ class Pair(Scene):
         choices = tuple(choice for order in orders for choice in order.choices)
         order = replace(orders[0], key=self.say.key, choices=choices)
         right = Target(worker=self.d.record, ticket=self.ticket, ticket_key=TICKET_KEY)
-        self.attempt = Attempt(journals=self.journals, order=order, prefill=self.p.record, target=right)
+        self.attempt = Attempt(
+            journals=self.journals,
+            order=order,
+            prefill=self.p.record,
+            target=right,
+            mailbox=Mailbox(Turnstile()),
+        )
 
     def tell(self, sender, *letters):
         batches = self.attempt.hear([Delivery(sender=sender, letter=letter) for letter in letters])
@@ -314,7 +322,7 @@ def test_the_prompt_is_computed_when_each_choice_has_its_first_token():
 def test_a_first_token_twice_or_of_a_choice_that_nobody_asked_for_ends_the_attempt(choice):
     scene = pair_computing()
     scene.tell("p", scene.say.token(0, 11, choice=1), scene.say.token(0, 11, choice=choice))
-    assert type(scene.attempt.failure) is AttemptLost
+    assert type(scene.attempt.failure) is WorkerFailed
 
 
 def test_the_attempt_is_done_when_its_last_choice_is():

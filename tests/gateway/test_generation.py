@@ -2,7 +2,6 @@
 
 import asyncio
 from contextlib import aclosing
-from dataclasses import replace
 
 import pytest
 
@@ -17,7 +16,7 @@ from service.errors import InternalFault, Unavailable
 def ask(frontend_over, scripted):
     async def ask(text="The capital of France is", **fields):
         spec = inference_pb2.GenerationSpec(text=text, **fields)
-        return await frontend_over(scripted()).accept(spec, None)
+        return await frontend_over(scripted()).accept(spec, None, tenant="")
 
     return ask
 
@@ -141,7 +140,7 @@ async def test_closing_the_generation_closes_the_source(ask, batches, scripted, 
 
 
 def of_choice(batches, choice):
-    return [replace(batch, choice=choice) for batch in batches]
+    return [batch._replace(choice=choice) for batch in batches]
 
 
 def woven(*answers):

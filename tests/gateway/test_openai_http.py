@@ -6,6 +6,7 @@ import math
 import orjson
 import pytest
 
+from gateway.access import Access
 from gateway.openai_http import openai_app
 from gateway.request import EndReason
 
@@ -217,7 +218,7 @@ async def test_part_of_a_character_and_an_impossible_token_have_logprobs_too(
 ):
     (half, _) = [token_id for token_id in range(17, 300) if tokenizer.piece(token_id) in (b"\xe2", b"\x82")]
     (batch,) = batches([half], alternatives=0)
-    object.__setattr__(batch.tokens[0], "logprob", -math.inf)
+    batch = batch._replace(tokens=(batch.tokens[0]._replace(logprob=-math.inf),))
     (choice,) = (await post(scripted(batch), "/v1/completions", completion(logprobs=0))).json()["choices"]
     assert choice["logprobs"]["token_logprobs"] == [-9999.0]
     assert choice["logprobs"]["tokens"][0].startswith("bytes:\\x")
@@ -238,7 +239,7 @@ class Leaving:
     """A client that sends its request, and leaves when told to."""
 
     def __init__(self, frontend, path, body):
-        self._app = openai_app(frontend, body_bytes_max=10_000)
+        self._app = openai_app(frontend, Access(), body_bytes_max=10_000)
         self._scope = {
             "type": "http",
             "asgi": {"version": "3.0", "spec_version": "2.3"},

@@ -6,7 +6,7 @@ from contextlib import aclosing
 
 import pytest
 
-from gateway.admission import Admission
+from gateway.admission import Admission, Bounds
 from gateway.attach import DECODE, PREFILL
 from gateway.orchestrator import ATTEMPTS_MAX, Orchestrator
 from gateway.request import EndReason
@@ -37,7 +37,7 @@ class Scene:
             make_pool(dialect, [f"{name}{number}" for number in range(count)], on_change=self._changed)
             for dialect, name, count in ((PREFILL, "p", prefills), (DECODE, "d", decodes))
         ]
-        self.admission = Admission(requests_max)
+        self.admission = Admission(Bounds(requests=requests_max), clock=lambda: self.clock.now)
         self.orchestrator = Orchestrator(
             prefills=pools[0],
             decodes=pools[1],
@@ -152,9 +152,10 @@ async def test_each_request_has_its_own_name_whatever_the_client_calls_it():
 @pytest.mark.parametrize(
     ("prefills", "decodes", "request_", "reason"),
     [
-        (0, 1, {}, "NO_PREFILL_WORKER"),
+        (0, 0, {}, "NO_DECODE_WORKER"),
         (1, 0, {}, "NO_DECODE_WORKER"),
-        (1, 1, {"max_tokens": 398}, "NO_PREFILL_WORKER"),
+        (0, 0, {"max_tokens": 1}, "NO_PREFILL_WORKER"),
+        (1, 1, {"max_tokens": 398}, "NO_DECODE_WORKER"),
     ],
 )
 async def test_without_a_route_a_new_request_is_refused_at_once(prefills, decodes, request_, reason):
@@ -165,14 +166,6 @@ async def test_without_a_route_a_new_request_is_refused_at_once(prefills, decode
     assert refusal.value.reason == reason
     assert refusal.value.retry_after_ms > 0
     scene.assert_nothing_is_left()
-
-
-async def test_two_workers_that_cannot_hand_over_are_no_pair():
-    scene = Scene()
-    scene.d[0].join(layout_fingerprint=b"\1" * 32)
-    with pytest.raises(Unavailable) as refusal:
-        await anext(scene.run())
-    assert refusal.value.reason == "NO_PAIR_WORKER"
 
 
 async def test_over_the_limit_a_request_is_refused_and_an_ended_one_makes_room():

@@ -3,7 +3,7 @@ failed.
 """
 
 from engine.cache.prefix_chain import PrefixChain
-from gateway.broken_pairs import FIRST_S
+from gateway.breakers import FIRST_S
 from service.orders import AttemptKey
 from service.reports import EndCause
 from tests.fakes.scripted_workers import BLOCK_SIZE, Say

@@ -10,6 +10,7 @@ from google.rpc import error_details_pb2
 from grpc_status import rpc_status
 
 from crossdock.v1 import inference_pb2, inference_pb2_grpc
+from gateway.access import Access
 from gateway.malformed import MalformedMessages
 from gateway.request import EndReason
 from gateway.servicer import InferenceServicer
@@ -22,9 +23,10 @@ METHODS = ["Generate", "GenerateStream", "Tokenize", "Detokenize", "ListModels"]
 
 
 @asynccontextmanager
-async def serving(frontend):
+async def serving(frontend, **given):
     server = create_server([MalformedMessages(REQUEST_BYTES_MAX)])
-    inference_pb2_grpc.add_InferenceServiceServicer_to_server(InferenceServicer(frontend), server)
+    servicer = InferenceServicer(frontend, Access(), **given)
+    inference_pb2_grpc.add_InferenceServiceServicer_to_server(servicer, server)
     port = bind(server, "127.0.0.1:0")
     await server.start()
     try:
@@ -149,6 +151,30 @@ async def test_an_exhausted_source_says_when_to_try_again(frontend_over, scripte
     assert details_of(error)[error_details_pb2.RetryInfo].retry_delay.ToMilliseconds() == 1500
     trailing = dict(error.trailing_metadata())
     assert trailing["grpc-retry-pushback-ms"] == "1500" and trailing["x-request-id"] == "mine"
+
+
+@pytest.mark.parametrize(
+    ("end", "failed"),
+    [(None, False), (Exhausted("full"), False), (Unavailable("gone"), True), (ZeroDivisionError(), True)],
+)
+async def test_every_call_ends_with_what_the_process_says_of_its_load(
+    frontend_over, scripted, batches, end, failed
+):
+    told = []
+
+    def trailer(*, failed):
+        told.append(failed)
+        return (("x-load", "heavy"),)
+
+    steps = batches([500], end=EndReason.LENGTH) if end is None else [end]
+    async with serving(frontend_over(scripted(*steps)), trailer=trailer) as channel:
+        call = stub_of(channel).GenerateStream(stream_request(request_id="mine"))
+        if end is None:
+            assert [message async for message in call]
+        else:
+            await refusal_of(call)
+        trailing = dict(await call.trailing_metadata())
+    assert (trailing["x-load"], trailing["x-request-id"], told) == ("heavy", "mine", [failed])
 
 
 async def test_an_error_after_the_first_tokens_ends_the_stream_with_its_status(

@@ -7,9 +7,9 @@ import pytest
 from crossdock.worker.v1 import worker_pb2 as pb
 from engine.cache.prefix_chain import PrefixChain
 from gateway.attach import DECODE, PREFILL
-from gateway.mailbox import Mailbox, WorkerLost
+from gateway.mailbox import Mailbox, Turnstile, WorkerLost
 from gateway.request_prefix import RequestPrefix
-from gateway.worker_pool import WorkerState
+from gateway.worker_pool import SILENT_LOOKS_MAX, WorkerState
 from service.orders import AttemptKey
 from service.reports import BadReport, EndCause
 from tests.fakes.scripted_workers import BLOCK_SIZE, Say, ScriptedWorker, make_pool
@@ -66,13 +66,56 @@ def test_a_worker_that_is_refused_says_why_and_is_connecting_again_once_it_left(
     assert (worker.record.state, worker.record.reason) == (WorkerState.READY, "")
 
 
+def test_a_worker_that_says_nothing_for_long_is_frozen_until_it_speaks():
+    scene = Scene()
+    first, second = scene.workers
+    first.join()
+    for _ in range(2 * SILENT_LOOKS_MAX):
+        first.load(free_blocks=1)
+        look(scene)
+    assert scene.pool.serves() and not first.record.view().frozen
+    for _ in range(SILENT_LOOKS_MAX):
+        look(scene)
+    assert first.record.view().frozen and first.record.state is WorkerState.READY
+    assert not scene.pool.serves()
+    second.join()
+    assert scene.pool.serves()
+    first.load(free_blocks=1)
+    assert not first.record.view().frozen
+
+
+def test_a_worker_that_says_that_its_engine_stands_still_is_frozen_at_once():
+    scene = Scene("a")
+    (worker,) = scene.workers
+    worker.join()
+    changes = scene.changes
+    worker.load(frozen=True)
+    assert not scene.pool.serves() and scene.changes == changes + 1
+    worker.load(frozen=True)
+    assert scene.changes == changes + 1
+    worker.leave()
+    assert not worker.record.view().frozen
+
+
+def test_a_worker_that_never_came_is_not_called_frozen():
+    scene = Scene("a")
+    for _ in range(2 * SILENT_LOOKS_MAX):
+        look(scene)
+    assert not scene.workers[0].record.view().frozen and scene.changes == 0
+
+
+def look(scene):
+    for worker in scene.pool:
+        worker.look()
+
+
 def test_an_address_given_twice_is_one_worker():
     assert [worker.address for worker in Scene("a", "b", "a").pool] == ["a", "b"]
 
 
 async def test_reports_reach_the_mailbox_of_their_attempt_alone():
     (first, second) = Scene().workers
-    mine, other = Mailbox(), Mailbox()
+    mine, other = Mailbox(Turnstile()), Mailbox(Turnstile())
     first.join()
     first.record.book(KEY, mine, tokens=0)
     second.record.book(KEY, other, tokens=0)
@@ -88,7 +131,7 @@ async def test_reports_reach_the_mailbox_of_their_attempt_alone():
 async def test_a_broken_stream_is_told_to_every_attempt_once_and_books_nothing():
     (worker, _) = Scene().workers
     worker.join()
-    mailboxes = [Mailbox() for _ in range(3)]
+    mailboxes = [Mailbox(Turnstile()) for _ in range(3)]
     for number, mailbox in enumerate(mailboxes):
         worker.record.book(AttemptKey(request_id="r", attempt=number), mailbox, tokens=5)
     worker.leave()
@@ -100,7 +143,7 @@ async def test_a_broken_stream_is_told_to_every_attempt_once_and_books_nothing()
 def test_the_view_counts_what_is_booked_until_the_worker_says_more():
     (worker, _) = Scene().workers
     worker.join(max_model_len=300, total_blocks=50, block_size=4, max_num_seqs=3)
-    worker.record.book(KEY, Mailbox(), tokens=70)
+    worker.record.book(KEY, Mailbox(Turnstile()), tokens=70)
     view = worker.record.view()
     assert (view.address, view.ready, view.seats, view.total_blocks) == ("a", True, 3, 50)
     assert (view.queued_tokens, view.sequences, view.tokens_max) == (70, 1, 200)
@@ -183,7 +226,7 @@ async def test_an_audit_of_a_worker_that_is_gone_or_silent_has_no_answer():
 async def test_nonsense_is_said_to_be_nonsense_and_tells_nobody_anything(output):
     (worker, _) = Scene().workers
     worker.join()
-    mailbox = Mailbox()
+    mailbox = Mailbox(Turnstile())
     worker.record.book(KEY, mailbox, tokens=0)
     good, bad = (
         pb.SequenceOutput(request_id="r", attempt=1),

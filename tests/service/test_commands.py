@@ -7,12 +7,10 @@ from concurrent import futures
 import grpc
 import pytest
 
-from commands import serve
 from commands.main import VERBS, main
 from crossdock.client import AsyncClient, Client, FinishReason, Generation, Message, RequestError
 from crossdock.v1 import control_pb2, control_pb2_grpc, inference_pb2, inference_pb2_grpc
-from service import config, status
-from service.config import DecodeWorkerOptions, GatewayOptions, ServeOptions, WorkerOptions
+from service import status
 from service.errors import Exhausted, FieldViolation, InvalidRequest
 
 
@@ -323,49 +321,6 @@ def test_status_fails_while_a_worker_is_not_ready(gateway, capsys):
     worker.state = control_pb2.WORKER_STATE_READY
     gateway.control.workers = control_pb2.GetStatusResponse(workers=[worker])
     assert main(["status", "--target", gateway.target]) == 0
-
-
-KEY = "ab" * 32
-
-
-def read_back(spec, model):
-    """The options that a planned process will have."""
-    return config.load(model, spec.argv[4:], spec.environ)
-
-
-def test_serve_plans_processes_that_fit_together(tmp_path):
-    argv = [
-        "--prefill=2",
-        "--decode-threads=2",
-        "--cores=4,5,6",
-        "--decode-max-num-seqs=9",
-        "--control-token=tok",
-    ]
-    options = config.load(ServeOptions, argv, {})
-    first, second, target, front = serve.plan(options, tmp_path, {"CROSSDOCK_SEED": "5", "PATH": "/bin"}, KEY)
-    prefills = [read_back(spec, WorkerOptions) for spec in (first, second)]
-    decode, gateway = read_back(target, DecodeWorkerOptions), read_back(front, GatewayOptions)
-    assert gateway.prefill_workers == tuple(worker.listen for worker in prefills)
-    assert gateway.decode_workers == (decode.listen,)
-    assert [worker.cores for worker in (*prefills, decode)] == [(4,), (5,), (6, 4)]
-    assert (prefills[0].max_num_seqs, decode.max_num_seqs, decode.seed) == (64, 9, 0)
-    assert {worker.ticket_key for worker in (*prefills, decode)} == {gateway.ticket_key}
-    assert gateway.control_token.get_secret_value() == "tok"
-    assert front.stage > target.stage
-
-
-def test_serve_puts_no_secret_on_a_command_line(tmp_path):
-    options = config.load(ServeOptions, ["--control-token=hush"], {})
-    for spec in serve.plan(options, tmp_path, {}, KEY):
-        assert not [argument for argument in spec.argv if KEY in argument or "hush" in argument]
-        assert spec.environ["CROSSDOCK_TICKET_KEY"] == KEY
-
-
-def test_workers_do_not_learn_the_control_token(tmp_path):
-    options = config.load(ServeOptions, ["--control-token=hush"], {})
-    *workers, front = serve.plan(options, tmp_path, {}, KEY)
-    assert "CROSSDOCK_CONTROL_TOKEN" in front.environ
-    assert not [spec for spec in workers if "CROSSDOCK_CONTROL_TOKEN" in spec.environ]
 
 
 @pytest.mark.parametrize(

@@ -30,7 +30,7 @@ def file(tmp_path):
 def test_without_any_source_the_defaults_hold():
     options = config.load(ServeOptions, [], {})
     assert (options.grpc_port, options.http_port) == (50051, 8000)
-    assert (options.prefill, options.decode, options.threads) == (1, 1, 1)
+    assert (options.prefill, options.decode, options.threads) == (1, 1, None)
     assert (options.max_num_seqs, options.max_num_batched_tokens, options.block_size) == (64, 256, 16)
 
 

@@ -35,6 +35,8 @@ tokens = st.builds(
     logprob=st.none() | real,
     top=st.lists(st.tuples(u32, real), max_size=3).map(tuple),
     end=st.none() | st.sampled_from(TokenEnd),
+    cached_tokens=u32,
+    choice=u32,
 )
 ended = st.builds(EndedReport, key=keys, cause=st.sampled_from(EndCause), detail=st.text(max_size=8))
 of_source = st.one_of(tokens, ended, st.builds(HandedOverReport, key=keys))
@@ -120,7 +122,9 @@ def test_a_load_comes_back_as_it_was():
         free_blocks=5,
         total_blocks=6,
         finished_sequences=2**40,
+        borrowed_core_ms=2**40,
     )
-    for draining in (True, False):
-        report = to_load_report(load, draining=draining)
-        assert from_load_report(report) == load and report.draining == draining
+    for draining, frozen in ((True, False), (False, True)):
+        report = to_load_report(load, draining=draining, frozen=frozen, counts={"a": 1})
+        assert from_load_report(report) == load
+        assert (report.draining, report.frozen, dict(report.counts)) == (draining, frozen, {"a": 1})

@@ -9,9 +9,10 @@ import grpc
 import pytest
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
+from service.bind_rules import BindError, BindRules, is_wildcard
 from service.channel import open_channel
 from service.health import READINESS, Health
-from service.server import BindError, bind, create_server, enable_reflection, is_wildcard, run_until_signal
+from service.server import bind, create_server, enable_reflection, run_until_signal
 
 SERVING = health_pb2.HealthCheckResponse.SERVING
 NOT_SERVING = health_pb2.HealthCheckResponse.NOT_SERVING
@@ -191,7 +192,8 @@ def test_a_named_interface_is_no_wildcard(address):
 
 
 async def test_a_wildcard_is_listened_on_when_asked():
-    assert bind(create_server(), "0.0.0.0:0", allow_wildcard=True) > 0
+    rules = BindRules(allow_wildcard=True, allow_insecure=True)
+    assert bind(create_server(), "0.0.0.0:0", rules) > 0
 
 
 async def test_a_unix_socket_is_an_address(tmp_path):
@@ -249,3 +251,34 @@ async def test_reflection_lists_what_it_was_told():
         call.cancel()
     assert "crossdock.v1.InferenceService" in {s.name for s in answer.list_services_response.service}
     await server.stop(None)
+
+
+class Named(grpc.GenericRpcHandler):
+    """Says who answers."""
+
+    def __init__(self, name):
+        self._name = name
+
+    def service(self, handler_call_details):
+        async def say(request, context):
+            return self._name
+
+        return grpc.unary_unary_rpc_method_handler(say)
+
+
+@pytest.mark.timeout(30)
+async def test_servers_that_agree_to_share_a_port_all_get_calls_and_nobody_else_gets_in():
+    first, second, stranger = create_server(share_port=True), create_server(share_port=True), create_server()
+    first.add_generic_rpc_handlers((Named(b"first"),))
+    second.add_generic_rpc_handlers((Named(b"second"),))
+    port = bind(first, "127.0.0.1:0")
+    assert bind(second, f"127.0.0.1:{port}") == port
+    with pytest.raises(BindError):
+        bind(stranger, f"127.0.0.1:{port}")
+    await first.start()
+    await second.start()
+    answers = set()
+    while answers != {b"first", b"second"}:
+        async with open_channel(f"127.0.0.1:{port}") as channel:
+            answers.add(await channel.unary_unary("/test.Service/Say")(b"", timeout=10))
+    await asyncio.gather(first.stop(None), second.stop(None))

@@ -8,7 +8,7 @@ import pytest
 from service import readiness
 from service.config import DEFAULT_MODEL
 from service.model_source import ModelSourceError, resolve_model
-from service.readiness import Ready, Refused
+from service.readiness import Loading, Ready, Refused
 
 
 def test_the_default_model_is_the_packaged_file():
@@ -39,9 +39,11 @@ def test_anything_else_is_refused_in_one_line(tmp_path, monkeypatch, name):
 
 def test_what_a_process_says_of_itself_is_understood():
     stream = io.StringIO()
+    readiness.loading("layer 7 of 30", stream)
     readiness.announce({"grpc": "127.0.0.1:50051", "blocks": 7}, stream)
     readiness.refuse("no model", stream)
-    ready, refused = (readiness.parse(line) for line in stream.getvalue().splitlines())
+    loading, ready, refused = (readiness.parse(line) for line in stream.getvalue().splitlines())
+    assert loading == Loading(what="layer 7 of 30")
     assert ready == Ready(fields={"grpc": "127.0.0.1:50051", "blocks": 7})
     assert refused == Refused(error="no model")
 

@@ -66,11 +66,34 @@ async def test_logs_of_a_child_are_passed_on_with_its_name(supervise, programs, 
     assert said == {"[worker] to stdout", "[worker] to stderr"}
 
 
+async def test_what_a_child_loads_is_shown_with_its_name(supervise, programs, lines):
+    slow = programs.argv(
+        "readiness.loading('layer 7 of 30')\nreadiness.announce({})\nsignal.sigwait({signal.SIGTERM})\n"
+    )
+    assert set(await supervise(worker=slow).start()) == {"worker"}
+    assert await lines.first("layer") == "worker: layer 7 of 30"
+
+
 async def test_a_child_that_dies_is_reported_and_comes_back(supervise, programs, lines):
     said = await supervise(worker=programs.ready_until_sigterm()).start()
     os.kill(said["worker"]["pid"], signal.SIGKILL)
     assert "SIGKILL" in await lines.first(r"^worker: ")
     await lines.first(r"^worker: ready again")
+
+
+async def test_every_end_of_a_child_is_told_before_its_next_life(programs, lines):
+    ended = []
+    spec = ChildSpec(name="worker", argv=programs.ready_until_sigterm(), environ=dict(os.environ))
+    supervisor = Supervisor(
+        [spec], say=lines.say, shutdown_timeout_s=10, backoff_s=0.001, on_end=ended.append
+    )
+    said = await supervisor.start()
+    assert ended == []
+    os.kill(said["worker"]["pid"], signal.SIGKILL)
+    await lines.first(r"^worker: ready again")
+    assert ended == ["worker"]
+    await supervisor.stop()
+    assert ended == ["worker", "worker"]
 
 
 async def test_a_child_that_cannot_start_ends_the_whole_with_its_one_line(supervise, programs, lines):

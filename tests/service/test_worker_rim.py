@@ -303,6 +303,9 @@ async def test_the_load_is_sent_when_it_has_changed(rim_server):
         assert (await gateway.hear("load")).running_sequences == 3
         rim_server.rim.draining = True
         assert (await gateway.hear("load")).draining
+        rim_server.rim.frozen = True
+        while not (await gateway.hear("load")).frozen:
+            pass
     finally:
         reporter.cancel()
 

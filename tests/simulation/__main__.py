@@ -55,8 +55,8 @@ def _report(counts, failures, histories, seconds):
     print(f"transfers met: {grouped('met ')}")
     print(f"attempts lost: {grouped('lost: ')}")
     print(f"requests ended: {grouped('ended ')}")
-    names = ("attempts", "commits", "steps", "frames accepted", "blocks shared", "blocks not sent")
-    names += ("given back", "swapped out")
+    names = ("attempts", "attempts on one worker", "commits", "steps", "frames accepted", "blocks shared")
+    names += ("blocks not sent", "given back", "swapped out")
     print(", ".join(f"{name} {counts[name]}" for name in names))
     print(
         f"{histories} histories, {len(failures)} failed, {histories / seconds:.1f} histories/s: "

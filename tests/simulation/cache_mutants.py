@@ -50,8 +50,20 @@ LEDGER_MUTANTS = (
         {"len(fresh) <= self.available": "True"},
         NONE,
     ),
-    Mutant("every block is writable", BlockPool, "writable", {"self._references[block] == 1": "True"}, NONE),
-    Mutant("a published block is writable", BlockPool, "writable", {"block not in self.index": "True"}, NONE),
+    Mutant(
+        "every block is writable",
+        BlockPool,
+        "unwritable",
+        {"(counts == 1).all()": "True", "counts[at] != 1": "False"},
+        NONE,
+    ),
+    Mutant(
+        "a published block is writable",
+        BlockPool,
+        "unwritable",
+        {"self.index.which(blocks.tolist())": "set()"},
+        NONE,
+    ),
     Mutant(
         "a block that is about to be written stays shared",
         BlockPool,
@@ -163,7 +175,7 @@ USE_MUTANTS = (
         "a reservation that is gone is waited for",
         Reservations,
         "withdraw",
-        {"self._coming.drop(ticket_id)": "pass"},
+        {"self._coming.drop(name)": "pass"},
         CANCELS,
     ),
 )

@@ -6,6 +6,7 @@ Checks as it hears: of each choice the next positions of the right answer (I6, I
 from dataclasses import dataclass, field
 
 from crossdock.seeds import choice_seed
+from gateway.admission import UNREACHABLE
 from gateway.request import Request, Sampling, Stop
 from tests.simulation import oracle
 
@@ -127,15 +128,9 @@ class Client:
 
     def _check_refusal(self):
         """Whoever says that nobody can serve this knows nobody who can."""
-        for role, workers in (("prefill", self.gateway.prefills), ("decode", self.gateway.decodes)):
-            if self.detail.startswith(f"no {role} worker") and (
-                workers.any_ready() or (role == "decode" and self._one_token_is_left())
-            ):
-                self._world.fail("I8", f"request {self.number} ends without need: {self.detail}")
-
-    def _one_token_is_left(self):
-        left = [self.wish.max_tokens - len(choice.tokens) for choice in self.choices]
-        return self.wish.beam is None and 1 in left
+        decodes, prefills = self.gateway.decodes.any_ready(), self.gateway.prefills.any_ready()
+        if decodes or (prefills and self.detail.startswith("no prefill")):
+            self._world.fail("I8", f"request {self.number} ends without need: {self.detail}")
 
     def _check_punctual(self):
         """A deadline is kept, unless something happened to the gateway's own process."""
@@ -157,9 +152,10 @@ class Client:
             if self._deadline is None or self.gateway.clock() < self._deadline - 0.01:
                 fail("I8", f"request {self.number} is too late for a deadline of {self.wish.deadline_s} s")
         elif self.outcome == "Exhausted":
-            if not self._world.scenario.may_refuse():
+            early = self._deadline is not None and self.detail == UNREACHABLE
+            if not early and not self._world.scenario.may_refuse():
                 fail("I8", f"request {self.number} is refused by a queue with room")
-        elif self.outcome == "Unavailable":
+        elif self.outcome in ("Unavailable", "AttemptsLost"):
             if not faults and not self._world.scenario.may_refuse():
                 fail("I8", f"request {self.number} is not served: {self.detail}")
         elif self.outcome == "InvalidRequest":

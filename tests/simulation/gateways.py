@@ -5,9 +5,10 @@ from contextlib import aclosing
 from functools import partial
 
 from crossdock.worker.v1 import worker_pb2 as pb
-from gateway.admission import Admission
+from gateway.admission import Admission, Bounds
 from gateway.attach import Dialect, make_hello
 from gateway.orchestrator import Orchestrator
+from gateway.window import window_of
 from gateway.worker_pool import WorkerPool, WorkerState
 from service.errors import ServiceError
 from tests.simulation.processes import Looped
@@ -25,7 +26,7 @@ class GatewayProcess(Looped):
         hello = make_hello(name, self.epoch)
         self.prefills = self._pool(prefills, pb.PrefillServiceAttachRequest, hello)
         self.decodes = self._pool(decodes, pb.DecodeServiceAttachRequest, hello)
-        self.admission = Admission(REQUESTS_MAX)
+        self.admission = Admission(Bounds(requests=REQUESTS_MAX), clock=self.clock, window=self._window)
         self.orchestrator = Orchestrator(
             prefills=self.prefills,
             decodes=self.decodes,
@@ -38,6 +39,9 @@ class GatewayProcess(Looped):
         )
         self.spawn(self.prefills.run())
         self.spawn(self.decodes.run())
+
+    def _window(self):
+        return window_of(self.prefills.views(), self.decodes.views())
 
     def ready(self):
         return self.prefills.all_ready() and self.decodes.all_ready()
@@ -78,7 +82,7 @@ class GatewayProcess(Looped):
     def _pool(self, addresses, request, hello):
         dialect = Dialect(
             request=request,
-            open_stream=lambda channel, requests: channel.attach(requests),
+            open_stream=lambda channel, requests, metadata: channel.attach(requests),
             open_channel=lambda address: Channel(
                 self.world.streams, self, partial(self.world.alive, address)
             ),

@@ -164,6 +164,7 @@ class _Eyes:
                 self._world.fail("I5", f"{key} begins beside {live}")
             self._current[key.request_id] = key
             self._world.counts["attempts"] += 1
+            self._world.counts["attempts on one worker"] += attempt._alone
             (request_id,) = {journal.request.id for journal in attempt._journals.values()}
             self._world.attempted(key, request_id)
             return method(attempt)

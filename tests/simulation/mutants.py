@@ -10,7 +10,8 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from types import CodeType, FunctionType
 
-from decode_worker.reservations import Reservations
+from decode_worker.prompts import Prompts
+from decode_worker.reservations import Reservation, Reservations
 from decode_worker.worker import DecodeWorker
 from engine.cache.swap_space import SwapSpace
 from engine.core import EngineCore
@@ -35,13 +36,13 @@ CANCELS = (Kind.CANCEL, Kind.SLOW, Kind.STALL_DATA)
 @dataclass(frozen=True)
 class Mutant:
     """edits: texts in the method's source, each there once, and what stands there instead. kinds: faults that show
-    it."""
+    it; None for whatever a history may have, prompts that are computed beside generation among it."""
 
     name: str
     owner: type
     method: str
     edits: dict[str, str]
-    kinds: tuple[Kind, ...]
+    kinds: tuple[Kind, ...] | None
 
     @contextmanager
     def at_large(self):
@@ -68,11 +69,10 @@ MUTANTS = (
     Mutant(
         "a block that choices share is written in place",
         EngineCore,
-        "_unshared",
+        "_batch",
         {
-            "first < len(table) and self.pool.shared(table, first)": "False",
-            "elif first < len(table)": "elif False",
-            "assert all(self.pool.writable(table, at) for at in range(first, len(table)))": "pass",
+            "self._unshared(runs, self._rows.at(rows, firsts // size))": "()",
+            "not self.pool.unwritable(batch.slots // size)": "True",
         },
         CANCELS,
     ),
@@ -224,6 +224,27 @@ MUTANTS = (
         "_adopt",
         {"reservation.state is not ReservationState.BOUND": "False"},
         CANCELS,
+    ),
+    Mutant(
+        "a prompt that is computed beside generation takes all of itself from the cache",
+        Reservation,
+        "links",
+        {" - (self.ticket is None)": ""},
+        None,
+    ),
+    Mutant(
+        "a prompt that ends early keeps its blocks",
+        Prompts,
+        "end",
+        {"self._core.pool.release(prompt.sequence.table)": "pass"},
+        None,
+    ),
+    Mutant(
+        "a prompt that is computed keeps its place",
+        Reservations,
+        "computed",
+        {"reservation.advance(ReservationEvent.ADOPT)": "pass"},
+        None,
     ),
     Mutant(
         "a worker keeps the work of a lost gateway",

@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 from service.orders import Beam
 from tests.fakes.hash_model import VOCAB
 from tests.simulation import oracle
-from tests.simulation.faults import Fault, draw_faults
+from tests.simulation.faults import Fault, Kind, draw_faults
 
 KEY = b"0123456789abcdef0123456789abcdef"
 BLOCK = 4
@@ -49,7 +49,8 @@ class Scenario:
     threads take to wake up. absent: numbers of the wishes that nobody has after all. remembered_max:
     ended transfers that a target remembers. run_blocks: in one message, at most. cache_messages_max: waiting on a
     stream that is told what is cached. swap_blocks: of host memory of each decode worker. headroom: least share of
-    their growth that these keep free."""
+    their growth that these keep free. pace_s: what engines believe that a step that generates and a token of a prompt
+    take, zeroes for nothing."""
 
     seed: int
     blocks: dict[str, int]
@@ -67,6 +68,7 @@ class Scenario:
     remembered_max: int = 1024
     swap_blocks: int = 0
     headroom: float = 0.1
+    pace_s: tuple[float, float] = (0.0, 0.0)
     window_blocks: int = 64
     run_blocks: int = 2
     cache_messages_max: int = 64
@@ -144,7 +146,21 @@ def draw(seed, kinds=None):
         data_latency_s=latency_s,
         stream_latency_s=dice.choice((0.0001, 0.0003, 0.003, 0.03)),
     )
-    return replace(draw_faults(dice, _squeezed(scenario), kinds), run_blocks=dice.choice((1, 2, 3, 64)))
+    scenario = replace(draw_faults(dice, _squeezed(scenario), kinds), run_blocks=dice.choice((1, 2, 3, 64)))
+    return _left_alone(scenario) if kinds is None else scenario
+
+
+def _left_alone(scenario):
+    """Now and then decode workers compute prompts too: all, or short ones, as far as steps are measured to be long;
+    and all of them while every prefill worker is dead."""
+    dice = random.Random(f"alone {scenario.seed}")
+    scenario = replace(scenario, pace_s=dice.choice((*(4 * ((0.0, 0.0),)), (0.02, 0.002), (0.02, 1e-5))))
+    if dice.random() < 0.8:
+        return scenario
+    at = dice.choice(scenario.wishes).at + dice.choice((-0.1, 0.0, 0.002, 0.02))
+    seconds = dice.choice((0.05, 2.0, 15.0))
+    dead = tuple(Fault(Kind.KILL, at, (name,), seconds, 0.5) for name in scenario.prefills())
+    return replace(scenario, faults=(*scenario.faults, *dead))
 
 
 def _squeezed(scenario):

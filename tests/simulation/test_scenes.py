@@ -7,6 +7,7 @@ import pytest
 
 from decode_worker.policy import DecodePolicy
 from engine.sequence import PREEMPTIONS_MAX
+from service.orders import Beam
 from tests.fakes.forcing_policy import Forcing
 from tests.fakes.hash_model import VOCAB, golden
 from tests.simulation.faults import Fault, Kind
@@ -103,7 +104,8 @@ def test_answers_that_outgrow_the_pool_together_are_given_up_and_resumed_exactly
 def test_an_answer_that_is_given_up_at_any_position_goes_on_through_the_gateway(length, monkeypatch):
     """Case 51 and case 52."""
     policy = Forcing(DecodePolicy(budget_tokens=64, seats=8), length)
-    monkeypatch.setattr(DecodeProcess, "make_policy", lambda process: policy)
+    made = lambda process: policy.watch(process)  # noqa: E731, PLW0108 (a function, so that it binds)
+    monkeypatch.setattr(DecodeProcess, "make_policy", made)
     world = World(quiet([replace(wish(1, 10, 14), temperature=1.0, seed=77)]))
     world.run()
     (client,) = world.clients
@@ -143,3 +145,71 @@ def test_a_pair_that_is_cut_off_from_each_other_costs_no_request():
     world.run()
     assert [client.outcome for client in world.clients] == ["length"] * 20
     assert max(client.attempts for client in world.clients) == 2
+
+
+def alone(wishes, pace_s=(0.0, 0.0), **changes):
+    """A world in which nobody else computes prompts; the gateway knows, since it has no stream to it."""
+    scenario = quiet(wishes, pace_s=pace_s, **changes)
+    dead = tuple(Fault(Kind.KILL, 0.01, (name,), 60.0, 0.5) for name in scenario.prefills())
+    return World(replace(scenario, faults=dead))
+
+
+@pytest.mark.parametrize("length", [1, 4, 5, 8, 9, 17, 40])
+@pytest.mark.parametrize("count", [1, 2, 11])
+def test_without_any_prefill_worker_answers_are_the_same(length, count):
+    world = alone([wish(length, length, count)])
+    assert answer_to(world) == golden(prompt_of(length, length), count)
+    assert (world.clients[0].outcome, world.clients[0].attempts) == ("length", 1)
+
+
+def test_many_kinds_of_answers_come_from_decode_workers_alone():
+    wishes = [wish(n, 5 + n, 9, temperature=1.0, n=1 + n % 3) for n in range(6)]
+    wishes += [replace(wish(9, 12, 6, n=2), beam=Beam(width=3)), wish(10, 7, 1, n=3, temperature=1.0)]
+    world = alone(wishes, decodes=2)
+    world.run()
+    assert {client.outcome for client in world.clients} == {"length"}
+    assert world.counts["attempts"] == world.counts["attempts on one worker"] == len(wishes)
+    assert world.counts["commits"] == 0
+
+
+@pytest.mark.parametrize("turn", range(0, 120, 6))
+def test_the_last_prefill_worker_may_die_at_any_moment(turn):
+    world = World(quiet([wish(turn, 21, 14)], budget_tokens=3))
+    with world.begun():
+        world.until(lambda: world.agenda.now >= STARTED_S)
+        for _ in range(turn):
+            world.step()
+        world.kill("p0", stream_notice_s=NOTICE_S, data_notice_s=NOTICE_S)
+        world.finish()
+    assert world.clients[0].tokens == golden(prompt_of(turn, 21), 14)
+
+
+@pytest.mark.parametrize("turn", range(0, 60, 4))
+def test_a_decode_worker_that_serves_alone_may_die_at_any_moment_if_there_is_another(turn):
+    world = alone([wish(turn, 21, 14)], decodes=2)
+    with world.begun():
+        world.until(lambda: world.agenda.now >= STARTED_S)
+        for _ in range(turn):
+            world.step()
+        world.kill("d0", stream_notice_s=NOTICE_S, data_notice_s=NOTICE_S)
+        world.finish()
+    assert world.clients[0].tokens == golden(prompt_of(turn, 21), 14)
+
+
+@pytest.mark.parametrize("swap_blocks", [0, 64])
+def test_prompts_and_answers_that_outgrow_the_pool_together_end_exactly(swap_blocks):
+    world = alone([wish(n, 8, 40) for n in range(20)], blocks=18, swap_blocks=swap_blocks)
+    world.run()
+    for n, client in enumerate(world.clients):
+        assert client.tokens == golden(prompt_of(n, 8), 40)
+        assert client.preemptions <= PREEMPTIONS_MAX
+    assert world.counts["given back" if swap_blocks == 0 else "swapped out"] > 0
+
+
+def test_once_steps_are_measured_short_prompts_do_not_trouble_the_prefill_worker():
+    first, short, long = wish(0, 9, 5), wish(1, 9, 5, at=STARTED_S + 1), wish(2, 60, 5, at=STARTED_S + 2)
+    world = World(quiet([first, short, long], pace_s=(0.02, 0.001)))
+    world.run()
+    assert [client.outcome for client in world.clients] == ["length"] * 3
+    assert (world.counts["attempts on one worker"], world.counts["commits"]) == (1, 2)
+    assert world.processes["p0"].worker.tokens().computed == 9 + 60

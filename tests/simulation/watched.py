@@ -8,9 +8,11 @@ import numpy as np
 
 from engine.cache.block_pool import BlockPool
 from engine.cache.block_table import OwnerKind
+from engine.core import EngineCore
 from kvtransfer.events import Closed, Opened, Received
 from kvtransfer.source_endpoint import TransferSource
 from kvtransfer.target_endpoint import TransferTarget
+from tests.fakes.batches import items_of
 from tests.fakes.hash_model import POSITION_BYTES, HashRunner, positions_of
 
 POISON = 0xDD
@@ -161,7 +163,7 @@ class WatchedRunner(HashRunner):
             if copy.source not in self._pool.index or not self._pool.owners[copy.source]:
                 self._require_ready(copy.source, written=False)
             self._require_ready(copy.target, written=True)
-        for item in batch.items:
+        for item in items_of(batch, self._size):
             for place, block in enumerate(item.block_table):
                 self._require_ready(block, written=(place + 1) * self._size > item.first_position)
         self._process.world.counts["steps"] += 1
@@ -173,6 +175,21 @@ class WatchedRunner(HashRunner):
             self._process.world.fail("I3", f"{self._process.name}: computes on a block of {owners}")
         if written and not self._pool.writable_by_one(block):
             self._process.world.fail("I3", f"{self._process.name}: writes a block of {owners}")
+
+
+class PacedCore(EngineCore):
+    """Nothing takes any time in a history: what its steps take is what the history says. pace_s: of a step, and of a
+    token of a prompt."""
+
+    def __init__(self, *, pace_s, **parts):
+        super().__init__(**parts)
+        self._pace_s = pace_s
+
+    def measured(self, result, seconds):
+        step_s, token_s = self._pace_s
+        runs = [tokens for _, tokens in result.progress]
+        prompts = sum(run for run in runs if run > 1)
+        super().measured(result, step_s * (1 in runs) + token_s * prompts)
 
 
 class WatchedSource(TransferSource):

@@ -10,7 +10,6 @@ from decode_worker.servicer import DecodeServicer
 from decode_worker.worker import DecodeWorker
 from engine.cache.kv_cache import KVCache
 from engine.cache.swap_space import SwapSpace
-from engine.core import EngineCore
 from engine.loop import EngineLoop, InboxFull
 from engine.sampling import Sampler
 from engine.scheduling.headroom import Headroom
@@ -32,7 +31,7 @@ from tests.simulation.data_network import SourceSide, TargetSide
 from tests.simulation.processes import Looped
 from tests.simulation.scenario import KEY
 from tests.simulation.streams import Aborted, Context
-from tests.simulation.watched import WatchedPool, WatchedRunner, WatchedSource, WatchedTarget
+from tests.simulation.watched import PacedCore, WatchedPool, WatchedRunner, WatchedSource, WatchedTarget
 
 TOKENS_MAX = 4096
 LOAD_INTERVAL_S = 0.25
@@ -60,7 +59,8 @@ class WorkerProcess(Looped):
         self.cache = KVCache(self.layout, blocks)
         self.pool = WatchedPool(blocks, self.cache, self)
         self.policy = self.make_policy()
-        self.core = EngineCore(
+        self.core = PacedCore(
+            pace_s=world.scenario.pace_s,
             pool=self.pool,
             block_size=self.layout.block_size,
             runner=WatchedRunner(self.cache, self.pool, self),

@@ -2,7 +2,8 @@
 
 The two policies and the arithmetic of promises are production's; block tables, transfers and the model are numbers. One
 position is one block. A request goes from asking (for a reservation) to queued and computing (its prompt), held (until
-the hand-over), running, swapped if it is given up, and done.
+the hand-over), running, swapped if it is given up, and done. Where the worker that generates is alone, it goes from
+asking to reading (its prompt, there) and running.
 """
 
 from dataclasses import dataclass, replace
@@ -27,11 +28,17 @@ class Phase(IntEnum):
     RUNNING = 5
     SWAPPED = 6
     DONE = 7
+    READING = 8
+
+
+BUSY = (Phase.RUNNING, Phase.READING)
+"""In the worker that generates."""
 
 
 @dataclass(frozen=True, slots=True)
 class One:
-    """A request. tokens: known; computed: of them, where it is computed; held, credit: blocks of its generation."""
+    """A request. tokens: known; computed: of them, where prompts are computed; held, credit: blocks where it is
+    generated."""
 
     phase: Phase
     tokens: int
@@ -44,7 +51,8 @@ class One:
 @dataclass(frozen=True, kw_only=True)
 class PairModel:
     """limits: (prompt, longest) of each request, in tokens. shared: blocks at the start that all have in common. swap:
-    whether there is host memory. A state is a tuple of requests, in order of arrival."""
+    whether there is host memory. alone: whether the worker that generates computes the prompts, too. A state is a tuple
+    of requests, in order of arrival."""
 
     limits: tuple[tuple[int, int], ...]
     prompt_blocks: int
@@ -54,13 +62,14 @@ class PairModel:
     headroom: float = 0.0
     passing_s: float = 0.0
     seats: int = 4
+    alone: bool = False
 
     def first(self):
         return tuple(One(Phase.NEW, prompt) for prompt, _ in self.limits)
 
     def successors(self, state):
         """Every state that one event leads to."""
-        after = [self.generate(state, stops) for stops in (None, *self._in(state, Phase.RUNNING))]
+        after = [self.generate(state, stops) for stops in (None, *self._in(state, *BUSY))]
         after.append(self.compute(state))
         new = self._in(state, Phase.NEW)
         if new:
@@ -89,7 +98,7 @@ class PairModel:
         asking = self._in(state, Phase.ASKING)
         if self._in(state, Phase.SWAPPED) or not asking:
             return state
-        seated = self._in(state, Phase.QUEUED, Phase.COMPUTING, Phase.HELD, Phase.RUNNING)
+        seated = self._in(state, Phase.QUEUED, Phase.COMPUTING, Phase.HELD, *BUSY)
         room = Room(
             free_blocks=self.available(state),
             seats=self.seats - len(seated),
@@ -100,9 +109,10 @@ class PairModel:
         for view in self._decode().grant(views, room=room, now=NOW):
             number = view.id[1]
             one = state[number]
-            held = min(self.shared, one.tokens)
+            held = min(self.shared, one.tokens - self.alone)
             credit = self._start(number, one) - held
-            state = self._with(state, number, replace(one, phase=Phase.QUEUED, held=held, credit=credit))
+            phase = Phase.READING if self.alone else Phase.QUEUED
+            state = self._with(state, number, replace(one, phase=phase, held=held, credit=credit))
             self._require_sound(state)
         return state
 
@@ -117,7 +127,7 @@ class PairModel:
         policy = PrefillPolicy(budget_tokens=PROMPT_POLICY_TOKENS, seats=self.seats, passing_s=self.passing_s)
         for work in policy.plan(view, NOW).work:
             one = state[work.id[1]]
-            computed = one.computed + work.count
+            computed = one.computed + work.tokens
             one = replace(one, phase=Phase.COMPUTING, computed=computed)
             if computed == one.tokens:
                 answered = one.tokens == self.limits[work.id[1]][1] - 1
@@ -146,7 +156,7 @@ class PairModel:
         """A step of the worker that generates. stops: the request that ends with its token, None for nobody."""
         view = View(
             waiting=(),
-            running=tuple(self._running(state, n) for n in self._in(state, Phase.RUNNING)),
+            running=tuple(self._running(state, n) for n in self._in(state, *BUSY)),
             available_blocks=self.available(state),
             swapped=tuple(self._entering(state, n) for n in self._in(state, Phase.SWAPPED)),
             headroom=self.headroom,
@@ -155,7 +165,10 @@ class PairModel:
         for _, number, _ in plan.preempt:
             state = self._give_up(state, number)
         for work in plan.work:
-            state = self._token(state, work.id[1], work.id[1] == stops)
+            if state[work.id[1]].phase is Phase.READING:
+                state = self._read(state, work.id[1], work.tokens, work.id[1] == stops)
+            else:
+                state = self._token(state, work.id[1], work.id[1] == stops)
             self._require_sound(state)
         return state
 
@@ -175,8 +188,19 @@ class PairModel:
 
     def _another_attempt(self, number, one, preemptions):
         """Whoever lacks one token only gets it where prompts are computed, and asks for no reservation."""
-        last = one.tokens == self.limits[number][1] - 1
+        last = one.tokens == self.limits[number][1] - 1 and not self.alone
         return One(Phase.QUEUED if last else Phase.ASKING, one.tokens, preemptions=preemptions)
+
+    def _read(self, state, number, count, stops):
+        """Some of a prompt; with its last token the first one of the answer comes."""
+        one = state[number]
+        assert one.credit >= count, "a prompt has all its blocks"
+        one = replace(one, held=one.held + count, credit=one.credit - count)
+        if one.held == one.tokens:
+            one = replace(one, phase=Phase.RUNNING, tokens=one.tokens + 1)
+            if stops or one.tokens == self.limits[number][1]:
+                one = One(Phase.DONE, 0)
+        return self._with(state, number, one)
 
     def _token(self, state, number, stops):
         one = state[number]
@@ -209,19 +233,20 @@ class PairModel:
             number,
             one,
             uncomputed=one.tokens,
-            blocks_to_start=start - min(self.shared, one.tokens) * there,
+            blocks_to_start=start - min(self.shared, one.tokens - self.alone) * there,
             blocks_to_end=self._most(number, one) - start,
         )
 
     def _running(self, state, number):
         one = state[number]
-        lacks = max(0, one.tokens - one.held - one.credit)
+        uncomputed = one.tokens - one.held
+        lacks = max(0, uncomputed - one.credit)
         alone = sum(each.held >= self.shared for each in state) == 1
         sole = one.held - (0 if alone else self.shared)
         return self._view(
             number,
             one,
-            uncomputed=1,
+            uncomputed=uncomputed,
             blocks_to_continue=lacks,
             blocks_to_end=self._growth(state, number) - lacks,
             blocks_freed=sole + one.credit,
@@ -237,7 +262,7 @@ class PairModel:
 
     def _view(self, number, one, **counts):
         counts = {"blocks_to_start": 0, **counts}
-        return SequenceView(id=("", number, 0), length=one.tokens, arrived=float(number), **counts)
+        return SequenceView(id=("", number, 0), arrived=float(number), **counts)
 
     def _decode(self):
         return DecodePolicy(budget_tokens=8, seats=self.seats, passing_s=self.passing_s)

@@ -44,13 +44,17 @@ def ends(model, states):
         good.update(way)
 
 
+@pytest.mark.parametrize("alone", [False, True], ids=["a pair", "alone"])
 @pytest.mark.parametrize("swap", [False, True], ids=["given back", "swapped"])
 @pytest.mark.parametrize(("requests", "shape", "passing_s", "tight"), CASES)
-def test_whoever_waits_gets_on_and_nobody_is_given_up_too_often(requests, shape, passing_s, tight, swap):
+def test_whoever_waits_gets_on_and_nobody_is_given_up_too_often(
+    requests, shape, passing_s, tight, swap, alone
+):
     """Case 41, over all orders of events."""
     given_up = 0
     for limits in requests:
-        model = PairModel(limits=limits, passing_s=passing_s, swap=swap, blocks=6, prompt_blocks=6, **shape)
+        shape = {"passing_s": passing_s, "swap": swap, "alone": alone, **shape}
+        model = PairModel(limits=limits, blocks=6, prompt_blocks=6, **shape)
         states = reachable(model)
         ends(model, states)
         given_up += sum(any(one.preemptions for one in state) for state in states)

@@ -3,14 +3,14 @@ import pytest
 from decode_worker.policy import DecodePolicy
 from engine.policy import SequenceView, View
 from engine.scheduling.admission import Room
+from engine.scheduling.pace import Pace, Rate
 from prefill_worker.policy import PrefillPolicy
 
 
-def view_of(name, uncomputed, *, length=None, blocks=0, arrived=0.0):
+def view_of(name, uncomputed, *, blocks=0, arrived=0.0):
     return SequenceView(
         id=(name, 1, 0),
         uncomputed=uncomputed,
-        length=length or uncomputed,
         blocks_to_start=blocks,
         arrived=arrived,
     )
@@ -18,7 +18,7 @@ def view_of(name, uncomputed, *, length=None, blocks=0, arrived=0.0):
 
 def planned(policy, waiting=(), running=(), blocks=100, now=0.0):
     plan = policy.plan(View(waiting=tuple(waiting), running=tuple(running), available_blocks=blocks), now)
-    return {work.id[0]: work.count for work in plan.work}
+    return {work.id[0]: work.tokens for work in plan.work}
 
 
 PREFILL = PrefillPolicy(budget_tokens=100, seats=4, ageing_tokens_per_s=10.0, passing_s=2.0)
@@ -67,6 +67,32 @@ def test_the_decode_policy_gives_every_generating_sequence_its_token_first(waiti
     assert planned(DECODE, waiting, running) == expected
 
 
+STEPS_OF_TEN_TOKENS = Pace(steps=Rate(0.02, 1), tokens=Rate(0.2, 100))
+
+
+@pytest.mark.parametrize(
+    ("prompts", "generating", "expected"),
+    [
+        ([500], 4, [2]),
+        ([500], 1, [2]),
+        ([500], 0, [100]),
+        # Where prompts outnumber streams, they have as much of a step as they outnumber them.
+        ([500] * 3, 1, [20, 0, 0]),
+        ([8] * 4, 2, [8, 2, 0, 0]),
+        # Never more than the budget.
+        ([500] * 20, 1, [99] + [0] * 19),
+    ],
+)
+def test_prompts_make_a_step_that_generates_longer_by_a_quarter_at_most(prompts, generating, expected):
+    policy = DecodePolicy(budget_tokens=100, seats=32)
+    running = [view_of(f"g{n}", 1, arrived=-1.0) for n in range(generating)]
+    running += [view_of(f"p{n:02}", left) for n, left in enumerate(prompts)]
+    view = View(waiting=(), running=tuple(running), available_blocks=100, pace=STEPS_OF_TEN_TOKENS)
+    work = {each.id[0]: each.tokens for each in policy.plan(view, 0.0).work}
+    assert [work.get(f"p{n:02}", 0) for n in range(len(prompts))] == expected
+    assert all(work[f"g{n}"] == 1 for n in range(generating))
+
+
 def test_generating_sequences_are_never_cut_by_the_budget():
     policy = DecodePolicy(budget_tokens=2, seats=8)
     work = planned(policy, [view_of("p", 9)], [view_of(n, 1) for n in "abcd"])
@@ -85,7 +111,6 @@ def running(name, *, needs=0, frees=1, cost=10, arrived=0.0, steadfast=False, gr
     return SequenceView(
         id=(name, 1, 0),
         uncomputed=1,
-        length=10,
         blocks_to_start=0,
         arrived=arrived,
         blocks_to_continue=needs,
@@ -153,7 +178,7 @@ def test_nobody_comes_in_while_blocks_are_short_and_who_was_swapped_out_comes_fi
 def test_headroom_keeps_a_share_of_what_everybody_may_still_need(share, names):
     """Those that run may yet need forty blocks; each new one needs twelve, and up to thirty more."""
     asking = tuple(
-        SequenceView(id=(n, 1, 0), uncomputed=9, length=9, blocks_to_start=12, blocks_to_end=30, arrived=0.0)
+        SequenceView(id=(n, 1, 0), uncomputed=9, blocks_to_start=12, blocks_to_end=30, arrived=0.0)
         for n in "abcdefg"
     )
     room = Room(free_blocks=100, seats=5, growing_blocks=40, headroom=share)
@@ -190,7 +215,7 @@ def test_a_big_reservation_is_granted_in_a_bounded_time_however_many_small_ones_
 def test_those_that_are_passed_by_take_no_seat():
     """Case 45."""
     coming = [
-        SequenceView(id=(f"c{n}", 1, 0), uncomputed=9, length=9, blocks_to_start=1, arrived=0.0, coming=8)
+        SequenceView(id=(f"c{n}", 1, 0), uncomputed=9, blocks_to_start=1, arrived=0.0, coming=8)
         for n in range(6)
     ]
     others = [view_of(f"o{n}", 9, blocks=1, arrived=1.0) for n in range(6)]

@@ -18,7 +18,7 @@ PROMPT = (1, 2, 3, 4, 5)
 
 def bench_that_gives_up(*lengths, swap_blocks=0, blocks=40):
     bench = Bench(blocks)
-    policy = Forcing(DecodePolicy(budget_tokens=16, seats=4), *lengths)
+    policy = Forcing(DecodePolicy(budget_tokens=16, seats=4), *lengths).watch(bench.d)
     bench.d.core._policy = bench.d.worker._policy = policy
     bench.d.core._swap = SwapSpace(bench.d.cache, swap_blocks) if swap_blocks else None
     return bench
@@ -43,10 +43,11 @@ def test_what_is_given_back_is_told_with_how_often_and_goes_on_as_another_attemp
         bench.turn()
     (report,) = ended(bench)
     assert (report.key, report.cause, report.preemptions) == (order.key, EndCause.PREEMPTED, 1)
+    assert bench.d.worker.counts() == {"preemptions": 1}
     bench.settle()
     said = bench.p.tokens() + bench.d.tokens()
     assert said == golden([1, 2, 3, 4, 5], 9)[:position]
-    key = replace(order.key, attempt=2)
+    key = order.key._replace(attempt=2)
     begin(bench, replace(order, key=key, token_ids=(*PROMPT, *said), preemptions=1))
     bench.settle()
     assert said + bench.p.tokens(attempt=2) + bench.d.tokens(attempt=2) == golden([1, 2, 3, 4, 5], 9)
@@ -60,6 +61,8 @@ def test_what_is_swapped_out_goes_on_by_itself_and_nobody_hears_of_it(order_of):
     bench.settle()
     assert bench.p.tokens() + bench.d.tokens() == golden([1, 2, 3, 4, 5], 9)
     assert ended(bench) == [] and bench.d.worker.ledger().owners == ()
+    assert bench.d.worker.counts() == {"preemptions": 1, "swap_outs": 1}
+    assert bench.p.worker.counts() == {"prefix_cache_queries": 5, "prefix_cache_hits": 0}
 
 
 @pytest.mark.parametrize("how", ["cancel", "drop"])

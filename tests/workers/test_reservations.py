@@ -17,9 +17,10 @@ from engine.errors import IllegalTransition
 
 S, E = ReservationState, ReservationEvent
 LEGAL = {
-    S.ASKING: {E.GRANT: S.GRANTED, E.WITHDRAW: S.GONE},
+    S.ASKING: {E.GRANT: S.GRANTED, E.COMPUTE: S.COMPUTING, E.WITHDRAW: S.GONE},
     S.GRANTED: {E.BIND: S.BOUND, E.WITHDRAW: S.WITHDRAWN},
     S.BOUND: {E.ADOPT: S.ADOPTED, E.WITHDRAW: S.WITHDRAWN},
+    S.COMPUTING: {E.ADOPT: S.GONE, E.WITHDRAW: S.GONE},
     S.WITHDRAWN: {E.CLOSED: S.GONE},
     S.ADOPTED: {E.CLOSED: S.GONE},
     S.GONE: {},
@@ -30,8 +31,16 @@ WAYS = {
     S.BOUND: ("grant", "bind"),
     S.WITHDRAWN: ("grant", "bind", "withdraw"),
     S.ADOPTED: ("grant", "bind", "adopt"),
+    S.COMPUTING: ("compute",),
 }
-VERBS = {E.GRANT: "grant", E.BIND: "bind", E.ADOPT: "adopt", E.WITHDRAW: "withdraw", E.CLOSED: "closed"}
+VERBS = {
+    E.GRANT: "grant",
+    E.BIND: "bind",
+    E.COMPUTE: "compute",
+    E.ADOPT: "adopt",
+    E.WITHDRAW: "withdraw",
+    E.CLOSED: "closed",
+}
 
 
 def reservation_of(order, ticket, *, blocks_max, scope=b""):
@@ -59,6 +68,8 @@ class Scene:
         self.results = [self.do(verb) for verb in WAYS[state]]
 
     def do(self, verb):
+        if verb == "adopt" and self.reservation.state is S.COMPUTING:
+            verb = "computed"
         return getattr(self.reservations, verb)(self.ticket.ticket_id)
 
     def _cache(self, reservation):
@@ -83,7 +94,9 @@ BOOKS = {
     S.BOUND: (1, 2, 0),
     S.WITHDRAWN: (0, 2, 0),
     S.ADOPTED: (1, 0, 2),
+    S.COMPUTING: (3, 0, 0),
 }
+THE_SEQUENCES = {S.ADOPTED: (1, 0, 2), S.COMPUTING: (3, 0, 0)}
 
 
 @pytest.mark.parametrize(("state", "event"), list(itertools.product(WAYS, E)))
@@ -103,7 +116,7 @@ def test_every_event_has_one_outcome_or_changes_nothing(bench, order_of, state, 
     if (state, event) == (S.GRANTED, E.WITHDRAW):
         assert scene.books() == (0, 0, 0)
     elif target is S.GONE:
-        assert scene.books() == ((1, 0, 2) if state is S.ADOPTED else (0, 0, 0))
+        assert scene.books() == THE_SEQUENCES.get(state, (0, 0, 0))
         assert scene.reservations.find(scene.ticket.ticket_id) is None and len(scene.reservations) == 0
     else:
         assert scene.books() == BOOKS[target]
@@ -154,7 +167,7 @@ def test_a_reservation_that_is_gone_takes_nothing_more():
 @pytest.mark.parametrize("state", WAYS)
 def test_it_takes_a_seat_from_the_grant_to_the_adoption(bench, order_of, state):
     scene = Scene(bench, order_of, state)
-    assert scene.reservations.seats() == (1 if state in (S.GRANTED, S.BOUND) else 0)
+    assert scene.reservations.seats() == (1 if state in (S.GRANTED, S.BOUND, S.COMPUTING) else 0)
     assert scene.reservations.asking() == ([scene.reservation] if state is S.ASKING else [])
 
 
@@ -182,3 +195,15 @@ def test_they_ask_in_order_and_a_ticket_asks_once(bench, order_of):
     assert scene.reservations.asking() == [scene.reservation, other]
     with pytest.raises(AssertionError):
         scene.reservations.ask(other)
+
+
+def test_a_prompt_that_is_computed_here_starts_with_what_is_cached_of_it_but_its_last_token(bench, order_of):
+    scene = Scene(bench, order_of)
+    order = order_of("here", prompt=range(8), max_tokens=8)
+    here = reservation_of(order, None, blocks_max=4, scope=b"a scope")
+    assert len(here.links()) == 1, "the second block holds the token that is sampled from"
+    scene._cache(here)
+    scene.reservations.ask(here)
+    table, credit = scene.reservations.compute(order.key)
+    assert (len(table), credit.blocks) == (1, 2)
+    assert [str(each.owner.kind) for each in scene.pool.ledger().owners] == ["sequence"]

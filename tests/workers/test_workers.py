@@ -179,7 +179,7 @@ def test_another_gateway_can_neither_end_nor_take_over_a_request(bench, order_of
         side.worker.cancel("thief", order.key)
         side.worker.drop("thief")
     both(bench, order, gateway="thief")
-    both(bench, replace(order, key=replace(order.key, attempt=9)), gateway="thief")
+    both(bench, replace(order, key=order.key._replace(attempt=9)), gateway="thief")
     for alive, side in live:
         if alive:
             assert side.ends("thief")[-2:] == [("r", 1, "INVALID"), ("r", 9, "INVALID")]

@@ -326,7 +326,14 @@ class Ended(_message.Message):
     def __init__(self, request_id: _Optional[str] = ..., attempt: _Optional[int] = ..., cause: _Optional[_Union[EndCause, str]] = ..., detail: _Optional[str] = ..., preemptions: _Optional[int] = ...) -> None: ...
 
 class LoadReport(_message.Message):
-    __slots__ = ("step", "running_sequences", "waiting_sequences", "waiting_tokens", "free_blocks", "total_blocks", "finished_sequences", "draining")
+    __slots__ = ("step", "running_sequences", "waiting_sequences", "waiting_tokens", "free_blocks", "total_blocks", "finished_sequences", "draining", "borrowed_core_ms", "step_ms", "prompt_token_ms", "hand_off_token_ms", "frozen", "counts")
+    class CountsEntry(_message.Message):
+        __slots__ = ("key", "value")
+        KEY_FIELD_NUMBER: _ClassVar[int]
+        VALUE_FIELD_NUMBER: _ClassVar[int]
+        key: str
+        value: int
+        def __init__(self, key: _Optional[str] = ..., value: _Optional[int] = ...) -> None: ...
     STEP_FIELD_NUMBER: _ClassVar[int]
     RUNNING_SEQUENCES_FIELD_NUMBER: _ClassVar[int]
     WAITING_SEQUENCES_FIELD_NUMBER: _ClassVar[int]
@@ -335,6 +342,12 @@ class LoadReport(_message.Message):
     TOTAL_BLOCKS_FIELD_NUMBER: _ClassVar[int]
     FINISHED_SEQUENCES_FIELD_NUMBER: _ClassVar[int]
     DRAINING_FIELD_NUMBER: _ClassVar[int]
+    BORROWED_CORE_MS_FIELD_NUMBER: _ClassVar[int]
+    STEP_MS_FIELD_NUMBER: _ClassVar[int]
+    PROMPT_TOKEN_MS_FIELD_NUMBER: _ClassVar[int]
+    HAND_OFF_TOKEN_MS_FIELD_NUMBER: _ClassVar[int]
+    FROZEN_FIELD_NUMBER: _ClassVar[int]
+    COUNTS_FIELD_NUMBER: _ClassVar[int]
     step: int
     running_sequences: int
     waiting_sequences: int
@@ -343,7 +356,13 @@ class LoadReport(_message.Message):
     total_blocks: int
     finished_sequences: int
     draining: bool
-    def __init__(self, step: _Optional[int] = ..., running_sequences: _Optional[int] = ..., waiting_sequences: _Optional[int] = ..., waiting_tokens: _Optional[int] = ..., free_blocks: _Optional[int] = ..., total_blocks: _Optional[int] = ..., finished_sequences: _Optional[int] = ..., draining: _Optional[bool] = ...) -> None: ...
+    borrowed_core_ms: int
+    step_ms: float
+    prompt_token_ms: float
+    hand_off_token_ms: float
+    frozen: bool
+    counts: _containers.ScalarMap[str, int]
+    def __init__(self, step: _Optional[int] = ..., running_sequences: _Optional[int] = ..., waiting_sequences: _Optional[int] = ..., waiting_tokens: _Optional[int] = ..., free_blocks: _Optional[int] = ..., total_blocks: _Optional[int] = ..., finished_sequences: _Optional[int] = ..., draining: _Optional[bool] = ..., borrowed_core_ms: _Optional[int] = ..., step_ms: _Optional[float] = ..., prompt_token_ms: _Optional[float] = ..., hand_off_token_ms: _Optional[float] = ..., frozen: _Optional[bool] = ..., counts: _Optional[_Mapping[str, int]] = ...) -> None: ...
 
 class CacheEvents(_message.Message):
     __slots__ = ("sequence", "snapshot", "added", "removed")

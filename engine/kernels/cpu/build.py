@@ -17,6 +17,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from engine.errors import NoCompiler
+from engine.progress import SILENT, Progress
 
 COMPILERS = ("g++", "c++", "clang++")
 """Commands that are tried when nobody names one."""
@@ -68,7 +69,7 @@ def find_compiler(commands: Sequence[str]) -> Compiler:
     raise NoCompiler(f"no C++ compiler found: tried {', '.join(commands) or 'nothing'}")
 
 
-def build(cache_folder: Path, compiler: Compiler, target: Sequence[str]) -> Path:
+def build(cache_folder: Path, compiler: Compiler, target: Sequence[str], progress: Progress = SILENT) -> Path:
     """Path of the shared library for `target` (architecture flags), compiled unless it is cached.
 
     Several processes may build at once: each compiles into a file of its own and renames it into place.
@@ -80,6 +81,7 @@ def build(cache_folder: Path, compiler: Compiler, target: Sequence[str]) -> Path
     cache_folder.mkdir(mode=0o700, parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(prefix="build-", dir=cache_folder) as folder:
         fresh = Path(folder) / library.name
+        progress.begin("compiling the kernels for this processor, once")
         _compile(compiler, target, fresh)
         fresh.replace(library)
     return library

@@ -3,9 +3,13 @@
 //
 // Packed order: tiles of kTileColumns outputs, each [in][columns] in float32, or [in / 2][columns][2] in
 // bfloat16 (two consecutive inputs side by side, as the dot-product instruction reads them). Padding is zero.
+#include "linear.h"
+
 #include <algorithm>
 
 #include "packing.h"
+#include "pairs.h"
+#include "rows.h"
 #include "simd.h"
 #include "thread_pool.h"
 
@@ -28,50 +32,28 @@ void pack(const Element* weight, size_t out, size_t in, size_t group, Element* p
     }
 }
 
-// Two activations in bfloat16, the earlier one in the low half.
-using Pair = uint32_t;
-
-INLINE Pair round_pair(float first, float second) {
-    return static_cast<Pair>(to_bf16(second)) << 16 | to_bf16(first);
-}
-
 void round_row(const float* x, size_t in, Pair* rounded) {
     for (size_t i = 0; i < in / 2; ++i) rounded[i] = round_pair(x[2 * i], x[2 * i + 1]);
     if (in % 2) rounded[in / 2] = round_pair(x[in - 1], 0.0f);
 }
 
-INLINE Floats dot_pair(Pair activations, const uint16_t* weights, Floats acc) {
-#if defined(__AVX512BF16__)
-    const __m512i pairs = _mm512_set1_epi32(static_cast<int>(activations));
-    return (Floats)_mm512_dpbf16_ps((__m512)acc, (__m512bh)pairs, (__m512bh)_mm512_loadu_si512(weights));
-#else
-    Words pairs;
-    std::memcpy(&pairs, weights, sizeof pairs);
-    const float first = from_bf16(static_cast<uint16_t>(activations));
-    const float second = from_bf16(static_cast<uint16_t>(activations >> 16));
-    acc = fma(splat(first), (Floats)(pairs << 16), acc);
-    return fma(splat(second), (Floats)(pairs & 0xffff0000u), acc);
-#endif
+// `count` elements of X in each row: floats, or pairs.
+template <class X>
+struct Matrix {
+    const X* at;
+    size_t count, stride;
+
+    Matrix from_row(size_t row) const { return {at + row * stride, count, stride}; }
+};
+
+template <int Rows>
+INLINE void accumulate_weights(Floats (&acc)[Rows][kTileVectors], const Matrix<float>& x, const float* tile) {
+    accumulate(acc, x.at, x.stride, tile, kTileColumns, x.count);
 }
 
 template <int Rows>
-INLINE void accumulate_weights(Floats (&acc)[Rows][kTileVectors], const float* x, size_t in,
-                               const float* tile) {
-    accumulate(acc, x, in, tile, kTileColumns, in);
-}
-
-template <int Rows>
-INLINE void accumulate_weights(Floats (&acc)[Rows][kTileVectors], const Pair* x, size_t pairs,
-                               const uint16_t* tile) {
-    for (size_t k = 0; k < pairs; ++k, tile += 2 * kTileColumns) {
-        UNROLL
-        for (int r = 0; r < Rows; ++r) {
-            UNROLL
-            for (int v = 0; v < kTileVectors; ++v) {
-                acc[r][v] = dot_pair(x[r * pairs + k], tile + 2 * v * kLanes, acc[r][v]);
-            }
-        }
-    }
+INLINE void accumulate_weights(Floats (&acc)[Rows][kTileVectors], const Matrix<Pair>& x, const uint16_t* tile) {
+    accumulate(acc, x.at, x.stride, reinterpret_cast<const Pair*>(tile), kTileColumns, x.count);
 }
 
 template <int Rows>
@@ -87,15 +69,15 @@ void store_tile(Floats (&acc)[Rows][kTileVectors], float* out, size_t out_stride
 }
 
 template <int Rows, class X, class Weight>
-void multiply_tile(const X* x, size_t in, const Weight* tile, const float* bias, float* out,
-                   size_t out_stride, size_t columns) {
+void multiply_tile(const Matrix<X>& x, const Weight* tile, const float* bias, float* out, size_t out_stride,
+                   size_t columns) {
     Floats acc[Rows][kTileVectors];
     UNROLL
     for (int r = 0; r < Rows; ++r) {
         UNROLL
         for (int v = 0; v < kTileVectors; ++v) acc[r][v] = Floats{};
     }
-    accumulate_weights<Rows>(acc, x, in, tile);
+    accumulate_weights<Rows>(acc, x, tile);
     if (bias) {
         UNROLL
         for (int r = 0; r < Rows; ++r) {
@@ -107,19 +89,19 @@ void multiply_tile(const X* x, size_t in, const Weight* tile, const float* bias,
 }
 
 template <class X, class Weight>
-using MultiplyTile = void (*)(const X*, size_t, const Weight*, const float*, float*, size_t, size_t);
+using MultiplyTile = void (*)(const Matrix<X>&, const Weight*, const float*, float*, size_t, size_t);
 
-// `in` counts elements of X: floats, or pairs. All pointers are to whole matrices, `bias` is padded or null.
 template <class X, class Weight>
-void multiply(ThreadPool& pool, const X* x, size_t rows, size_t in, const Weight* packed, size_t out_features,
-              const float* bias, float* out) {
+void multiply_rows(ThreadPool& pool, const Linear& linear, const Matrix<X>& x, size_t rows, float* out) {
     static constexpr MultiplyTile<X, Weight> kernels[kTileRows] = {
         multiply_tile<1, X, Weight>, multiply_tile<2, X, Weight>, multiply_tile<3, X, Weight>,
         multiply_tile<4, X, Weight>, multiply_tile<5, X, Weight>, multiply_tile<6, X, Weight>};
     if (rows == 0) return;
+    const auto* packed = static_cast<const Weight*>(linear.packed);
+    const size_t out_features = linear.out;
     const size_t row_tiles = divide_up(rows, kTileRows);
     const size_t height = divide_up(rows, row_tiles);  // 8 rows are 4 + 4, not 6 + 2
-    const size_t tile_size = in * sizeof(X) / sizeof(Weight) * kTileColumns;
+    const size_t tile_size = x.count * sizeof(X) / sizeof(Weight) * kTileColumns;
     const size_t units = divide_up(out_features, kTileColumns) * row_tiles;
     const size_t grain = std::max<size_t>(1, (size_t{1} << 15) / (tile_size * height) + 1);
     pool.split(units, grain, [&](size_t begin, size_t end) {
@@ -127,14 +109,49 @@ void multiply(ThreadPool& pool, const X* x, size_t rows, size_t in, const Weight
             const size_t column = unit / row_tiles * kTileColumns;
             const size_t row = unit % row_tiles * height;
             kernels[std::min(height, rows - row) - 1](
-                x + row * in, in, packed + column / kTileColumns * tile_size, bias ? bias + column : nullptr,
-                out + row * out_features + column, out_features,
+                x.from_row(row), packed + column / kTileColumns * tile_size,
+                linear.bias ? linear.bias + column : nullptr, out + row * out_features + column, out_features,
                 std::min<size_t>(kTileColumns, out_features - column));
         }
     });
 }
 
 }  // namespace
+
+void multiply_float32(ThreadPool& pool, const Linear& linear, const Rows& rows, float* out) {
+    const size_t in = linear.in;
+    if (!rows.work.empty()) {
+        pool.split(rows.count, row_grain(in), [&](size_t begin, size_t end) {
+            for (size_t row = begin; row < end; ++row) rows.work(row);
+        });
+    }
+    multiply_rows<float, float>(pool, linear, {rows.at, in, rows.stride}, rows.count, out);
+}
+
+void multiply_bfloat16(ThreadPool& pool, const Linear& linear, const Rows& rows, float* out) {
+    const size_t in = linear.in;
+    const size_t pairs = divide_up(in, 2);
+    for (size_t first = 0; first < rows.count; first += kPanelRows) {
+        const size_t count = std::min(kPanelRows, rows.count - first);
+        auto* rounded = static_cast<Pair*>(pool.scratch(0, count * pairs * sizeof(Pair)));
+        pool.split(count, row_grain(in), [&](size_t begin, size_t end) {
+            for (size_t row = begin; row < end; ++row) {
+                rows.work(first + row);
+                round_row(rows.at + (first + row) * rows.stride, in, rounded + row * pairs);
+            }
+        });
+        multiply_rows<Pair, uint16_t>(pool, linear, {rounded, pairs, pairs}, count, out + first * linear.out);
+    }
+}
+
+void multiply(ThreadPool& pool, const Linear& linear, const Rows& rows, float* out) {
+    switch (linear.format.bits) {
+        case 32: return multiply_float32(pool, linear, rows, out);
+        case 16: return multiply_bfloat16(pool, linear, rows, out);
+        default: return multiply_codes(pool, linear, rows, out);
+    }
+}
+
 }  // namespace crossdock
 
 #pragma GCC visibility push(default)
@@ -161,30 +178,6 @@ void crossdock_pack_f32(const float* weight, int64_t out, int64_t in, float* pac
 
 void crossdock_pack_bf16(const uint16_t* weight, int64_t out, int64_t in, uint16_t* packed) {
     crossdock::pack(weight, out, in, 2, packed);
-}
-
-void crossdock_linear_f32(void* pool, const float* x, int64_t rows, int64_t in, const float* packed,
-                          int64_t out_features, const float* bias, float* out) {
-    auto& crew = *static_cast<crossdock::ThreadPool*>(pool);
-    crossdock::multiply(crew, x, rows, in, packed, out_features, bias, out);
-}
-
-void crossdock_linear_bf16(void* pool, const float* x, int64_t rows, int64_t in, const uint16_t* packed,
-                           int64_t out_features, const float* bias, float* out) {
-    using crossdock::Pair;
-    auto& crew = *static_cast<crossdock::ThreadPool*>(pool);
-    const size_t pairs = crossdock::divide_up(in, 2);
-    for (size_t first = 0; first < static_cast<size_t>(rows); first += crossdock::kPanelRows) {
-        const size_t count = std::min<size_t>(crossdock::kPanelRows, rows - first);
-        auto* rounded = static_cast<Pair*>(crew.scratch(0, count * pairs * sizeof(Pair)));
-        crew.split(count, (size_t{1} << 14) / pairs + 1, [&](size_t begin, size_t end) {
-            for (size_t row = begin; row < end; ++row) {
-                crossdock::round_row(x + (first + row) * in, in, rounded + row * pairs);
-            }
-        });
-        crossdock::multiply(crew, rounded, count, pairs, packed, out_features, bias,
-                            out + first * out_features);
-    }
 }
 }
 #pragma GCC visibility pop

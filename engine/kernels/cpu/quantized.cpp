@@ -8,7 +8,9 @@
 // each output of a vector; codes of 4 bits share bytes, the first half of a group in the low bits. Padding is zero.
 #include <algorithm>
 
+#include "linear.h"
 #include "packing.h"
+#include "rows.h"
 #include "simd.h"
 #include "thread_pool.h"
 
@@ -223,13 +225,9 @@ void multiply(ThreadPool& pool, const Rounded& x, size_t rows, const uint8_t* pa
     });
 }
 
-// What a weight is, besides its numbers. zero: the code that stands for no weight, where there are no least values.
-struct Format {
-    int bits, has_least, zero;
-};
-
-void multiply(ThreadPool& pool, const Rounded& x, size_t rows, const uint8_t* packed, const Format& format,
-              const Out& out) {
+void multiply_rounded(ThreadPool& pool, const Linear& linear, const Rounded& x, size_t rows, const Out& out) {
+    const auto* packed = static_cast<const uint8_t*>(linear.packed);
+    const Format& format = linear.format;
     if (format.bits == 8) {
         (format.has_least ? multiply<8, true> : multiply<8, false>)(pool, x, rows, packed, format.zero, out);
     } else {
@@ -248,6 +246,23 @@ void pack_codes(const uint8_t* codes, int bits, size_t column, uint8_t* group) {
 }
 
 }  // namespace
+
+void multiply_codes(ThreadPool& pool, const Linear& linear, const Rows& rows, float* out) {
+    const size_t in = linear.in;
+    for (size_t first = 0; first < rows.count; first += kPanelRows) {
+        const size_t count = std::min(kPanelRows, rows.count - first);
+        const Rounded rounded(pool.scratch(0, Rounded::bytes(count, in)), count, in);
+        pool.split(count, row_grain(in), [&](size_t begin, size_t end) {
+            for (size_t row = begin; row < end; ++row) {
+                rows.work(first + row);
+                round_row(rows.at + (first + row) * rows.stride, row, rounded);
+            }
+        });
+        const size_t features = linear.out;
+        multiply_rounded(pool, linear, rounded, count, {out + first * features, features, linear.bias});
+    }
+}
+
 }  // namespace crossdock
 
 #pragma GCC visibility push(default)
@@ -278,22 +293,6 @@ void crossdock_quantized_pack(const uint8_t* codes, const uint16_t* scales, cons
             std::memcpy(halves + column * 2, scales + n * groups + group, 2);
             if (least) std::memcpy(halves + (kColumns + column) * 2, least + n * groups + group, 2);
         }
-    }
-}
-
-void crossdock_quantized_linear(void* pool, const float* x, int64_t rows, int64_t in, const uint8_t* packed,
-                                const crossdock::Format* format, int64_t out_features, const float* bias,
-                                float* out) {
-    using namespace crossdock;
-    auto& crew = *static_cast<ThreadPool*>(pool);
-    for (size_t first = 0; first < static_cast<size_t>(rows); first += kPanelRows) {
-        const size_t count = std::min<size_t>(kPanelRows, rows - first);
-        const Rounded rounded(crew.scratch(0, Rounded::bytes(count, in)), count, in);
-        crew.split(count, (size_t{1} << 14) / in + 1, [&](size_t begin, size_t end) {
-            for (size_t row = begin; row < end; ++row) round_row(x + (first + row) * in, row, rounded);
-        });
-        const Out to{out + first * out_features, static_cast<size_t>(out_features), bias};
-        multiply(crew, rounded, count, packed, *format, to);
     }
 }
 }

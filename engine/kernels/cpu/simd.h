@@ -90,17 +90,32 @@ INLINE float from_bf16(uint16_t value) {
     return result;
 }
 
-INLINE Floats load(const uint16_t* from) {
+INLINE Words widen(const uint16_t* from) {
+#if defined(__AVX512F__)
+    return (Words)_mm512_cvtepu16_epi32(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(from)));
+#else
     Halves value;
     std::memcpy(&value, from, sizeof value);
-    return (Floats)(__builtin_convertvector(value, Words) << 16);
+    return __builtin_convertvector(value, Words);
+#endif
 }
 
-// e^x to about 1 ulp; x is clamped to the range of normal results, NaN stays NaN.
+INLINE Floats load(const uint16_t* from) { return (Floats)(widen(from) << 16); }
+
+// Lane i of a, or lane i - kLanes of b, for each index i in [0, 2 kLanes).
+INLINE Words shuffle(Words a, Words b, Ints index) {
+#if defined(__clang__)
+    Words result;
+    for (int i = 0; i < kLanes; ++i) result[i] = index[i] < kLanes ? a[index[i]] : b[index[i] - kLanes];
+    return result;
+#else
+    return __builtin_shuffle(a, b, index);
+#endif
+}
+
+// e^x to about 1 ulp where the result is a normal number, NaN stays NaN; any bits beyond.
 // x = n ln 2 + r with |r| <= ln 2 / 2, and e^r is a polynomial of degree 6 fitted at Chebyshev nodes.
-INLINE Floats exp(Floats x) {
-    x = x < -87.3f ? splat(-87.3f) : x;
-    x = x > 88.3f ? splat(88.3f) : x;
+INLINE Floats exp_within(Floats x) {
     const Floats to_integer = splat(12582912.0f);  // 1.5 * 2^23: adding it rounds to an integer
     const Floats n = fma(x, splat(1.44269504f), to_integer) - to_integer;
     Floats r = fma(n, splat(-0.693359375f), x);
@@ -115,7 +130,16 @@ INLINE Floats exp(Floats x) {
     return p * (Floats)exponent;
 }
 
-// Both in lane order, so that the result is the same wherever it is called.
+// x is clamped to the range of normal results.
+INLINE Floats exp(Floats x) {
+    x = x < -87.3f ? splat(-87.3f) : x;
+    return exp_within(x > 88.3f ? splat(88.3f) : x);
+}
+
+// For x <= 0: what would be less than the least normal number is exactly 0.
+INLINE Floats decay(Floats x) { return x < -87.3f ? Floats{} : exp_within(x); }
+
+// In lane order, so that the result is the same wherever it is called.
 INLINE float sum(Floats value) {
     float lanes[kLanes];
     store(lanes, value);
@@ -127,12 +151,12 @@ INLINE float sum(Floats value) {
 }
 
 INLINE float greatest(Floats value) {
-    float lanes[kLanes];
-    store(lanes, value);
+    UNROLL
     for (int width = kLanes / 2; width > 0; width /= 2) {
-        for (int i = 0; i < width; ++i) lanes[i] = lanes[i] > lanes[i + width] ? lanes[i] : lanes[i + width];
+        const Floats other = (Floats)shuffle((Words)value, (Words)value, iota() ^ width);
+        value = value > other ? value : other;
     }
-    return lanes[0];
+    return value[0];
 }
 
 // acc[r][v] += a[r * a_stride + k] * b[k * b_stride + v * kLanes ...], k ascending.

@@ -1,8 +1,9 @@
 #include "thread_pool.h"
 
 #include <chrono>
-#include <new>
 #include <system_error>
+
+#include "placement.h"
 
 #if defined(__x86_64__) || defined(__i386__)
 #include <immintrin.h>
@@ -11,8 +12,11 @@
 namespace crossdock {
 namespace {
 
-constexpr size_t kCacheLine = 64;
-constexpr auto kSpin = std::chrono::microseconds(30);  // about what a sleep and a wake-up cost
+using Clock = std::chrono::steady_clock;
+
+constexpr auto kSpin = std::chrono::microseconds(30);       // about what a sleep and a wake-up cost
+constexpr auto kLookout = std::chrono::microseconds(100);   // more than lies between two calls of a step
+constexpr auto kPatience = std::chrono::microseconds(100);  // with a thread that was pushed off its core
 
 void relax() {
 #if defined(__x86_64__) || defined(__i386__)
@@ -23,24 +27,30 @@ void relax() {
 }
 
 template <class Condition>
-bool spin_until(const Condition& condition) {
-    const auto end = std::chrono::steady_clock::now() + kSpin;
+bool spin_until(const Condition& condition, Clock::duration most) {
+    const auto end = Clock::now() + most;
     do {
         for (int i = 0; i < 16; ++i) {
             if (condition()) return true;
             relax();
         }
-    } while (std::chrono::steady_clock::now() < end);
+    } while (Clock::now() < end);
     return condition();
 }
 
 }  // namespace
 
-ThreadPool::ThreadPool(int threads) : scratch_(threads) {
-    workers_.reserve(threads - 1);
+ThreadPool::ThreadPool(int threads, std::vector<int> own, std::unique_ptr<CoreBoard> board)
+    : own_(std::move(own)), board_(std::move(board)) {
+    for (int thread = 1; thread < threads; ++thread) crew_.push_back(std::make_unique<Member>());
+    for (int core : board_ ? allowed(board_->others()) : std::vector<int>{}) {
+        crew_.push_back(std::make_unique<Member>());
+        crew_.back()->lent_core = core;
+    }
+    scratch_.resize(crew_.size() + 1);
     try {
-        for (int thread = 1; thread < threads; ++thread)
-            workers_.emplace_back(&ThreadPool::work, this, thread);
+        for (size_t i = 0; i < crew_.size(); ++i)
+            crew_[i]->thread = std::thread(&ThreadPool::work, this, std::ref(*crew_[i]), static_cast<int>(i) + 1);
     } catch (...) {
         stop();
         throw;
@@ -50,12 +60,13 @@ ThreadPool::ThreadPool(int threads) : scratch_(threads) {
 ThreadPool::~ThreadPool() { stop(); }
 
 void ThreadPool::stop() {
-    {
-        std::lock_guard<std::mutex> lock(mutex_);
-        stopping_ = true;
+    stopping_ = true;
+    for (const auto& member : crew_) {
+        if (!member->thread.joinable()) continue;
+        { std::lock_guard<std::mutex> lock(member->mutex); }  // it is either before its check or asleep
+        member->woken.notify_one();
+        member->thread.join();
     }
-    called_.notify_all();
-    for (std::thread& worker : workers_) worker.join();
 }
 
 void* ThreadPool::scratch(int thread, size_t bytes) {
@@ -65,39 +76,105 @@ void* ThreadPool::scratch(int thread, size_t bytes) {
     return reinterpret_cast<void*>((address + kCacheLine - 1) / kCacheLine * kCacheLine);
 }
 
-void ThreadPool::call(Entry entry, const void* context) {
-    if (!workers_.empty()) {
-        std::lock_guard<std::mutex> lock(mutex_);
-        entry_ = entry;
-        context_ = context;
-        unfinished_ = static_cast<int>(workers_.size());
-        ++calls_;
+void ThreadPool::call(Entry entry, const void* context, size_t most) {
+    entry_ = entry;
+    context_ = context;
+    size_t called = 0;
+    for (const auto& member : crew_) {
+        if (called == most) break;
+        called += summon(*member);
     }
-    called_.notify_all();
     entry(context, 0);
-    const auto all_finished = [this] { return unfinished_ == 0; };
-    if (spin_until(all_finished)) return;
+    if (called == 0) return;
+    for (const auto& member : crew_) {
+        State state = State::kCalled;
+        if (member->called) member->state.compare_exchange_strong(state, State::kWaiting);  // too late to begin
+    }
+    gather();
+    for (const auto& member : crew_) dismiss(*member);
+}
+
+bool ThreadPool::summon(Member& member) {
+    if (member.lent() && !board_->borrow(member.lent_core)) return false;
+    member.called = true;
+    if (member.state.exchange(State::kCalled) == State::kAsleep) {
+        { std::lock_guard<std::mutex> lock(member.mutex); }
+        member.woken.notify_one();
+    }
+    return true;
+}
+
+void ThreadPool::dismiss(Member& member) {
+    if (!member.called) return;
+    member.called = false;
+    if (member.fetched) place(member.thread, {member.lent_core});
+    member.fetched = false;
+    if (member.lent()) board_->give_back(member.lent_core);
+}
+
+// Returns when nobody works any more.
+void ThreadPool::gather() {
+    const auto all_done = [this] {
+        return std::all_of(crew_.begin(), crew_.end(),
+                           [](const auto& member) { return member->state != State::kWorking; });
+    };
+    if (spin_until(all_done, kSpin)) return;
     std::unique_lock<std::mutex> lock(mutex_);
-    finished_.wait(lock, all_finished);
+    caller_sleeps_ = true;
+    if (!finished_.wait_for(lock, kPatience, all_done)) {
+        fetch();
+        finished_.wait(lock, all_done);
+    }
+    caller_sleeps_ = false;
 }
 
-void ThreadPool::work(int thread) {
-    for (uint64_t seen = 0; await_call(seen); ++seen) {
+// Whoever lost a borrowed core in the midst of its work goes on with it here.
+void ThreadPool::fetch() {
+    const std::vector<int> here = allowed();
+    for (const auto& member : crew_) {
+        if (!member->lent() || member->state != State::kWorking) continue;
+        member->fetched = true;
+        place(member->thread, here);
+    }
+}
+
+void ThreadPool::work(Member& member, int thread) {
+    if (member.lent()) {
+        place_here({member.lent_core});
+        stand_back();
+    } else if (!own_.empty()) {
+        place_here(own_);
+    }
+    while (await_call(member)) {
+        const auto begin = Clock::now();
         entry_(context_, thread);
-        if (--unfinished_ == 0) {
-            std::lock_guard<std::mutex> lock(mutex_);  // the caller is either before its check or asleep
-            finished_.notify_one();
-        }
+        if (member.lent()) borrowed_ns_ += std::chrono::nanoseconds(Clock::now() - begin).count();
+        member.state = State::kWaiting;
+        if (!caller_sleeps_) continue;
+        std::lock_guard<std::mutex> lock(mutex_);  // the caller is either before its check or asleep
+        finished_.notify_one();
     }
 }
 
-bool ThreadPool::await_call(uint64_t seen) {
-    const auto changed = [&] { return calls_ != seen || stopping_; };
-    if (!spin_until(changed)) {
-        std::unique_lock<std::mutex> lock(mutex_);
-        called_.wait(lock, changed);
+// False when it is time to end. Nobody looks out for a call on a core whose owner computes.
+bool ThreadPool::await_call(Member& member) {
+    const auto over = [&] {
+        return member.state == State::kCalled || stopping_ ||
+               (member.lent() && !board_->resting(member.lent_core));
+    };
+    for (;; sleep(member)) {
+        spin_until(over, kLookout);
+        if (stopping_) return false;
+        State state = State::kCalled;
+        if (member.state.compare_exchange_strong(state, State::kWorking)) return true;
     }
-    return !stopping_;
+}
+
+void ThreadPool::sleep(Member& member) {
+    std::unique_lock<std::mutex> lock(member.mutex);
+    State state = State::kWaiting;
+    if (!member.state.compare_exchange_strong(state, State::kAsleep)) return;
+    member.woken.wait(lock, [&] { return member.state != State::kAsleep || stopping_; });
 }
 
 }  // namespace crossdock
@@ -105,15 +182,22 @@ bool ThreadPool::await_call(uint64_t seen) {
 #pragma GCC visibility push(default)
 extern "C" {
 
-// nullptr when the system refuses a thread.
-void* crossdock_thread_pool_start(int threads) {
+// cores: `count` of them, on which the threads run; none: on any. board: path of the core board, or null.
+// nullptr when the system refuses a thread or the board.
+void* crossdock_thread_pool_start(int threads, const int* cores, int count, const char* board, int seat) {
+    using namespace crossdock;
     try {
-        return new crossdock::ThreadPool(threads);
+        auto lent = board ? std::make_unique<CoreBoard>(board, seat) : nullptr;
+        return new ThreadPool(threads, std::vector<int>(cores, cores + count), std::move(lent));
     } catch (const std::system_error&) {
         return nullptr;
     }
 }
 
 void crossdock_thread_pool_stop(void* pool) { delete static_cast<crossdock::ThreadPool*>(pool); }
+
+int64_t crossdock_thread_pool_borrowed_ns(void* pool) {
+    return static_cast<crossdock::ThreadPool*>(pool)->borrowed_ns();
+}
 }
 #pragma GCC visibility pop

@@ -26,7 +26,7 @@ _LOG2_E = 1.4426950408889634
 def attention(
     q: torch.Tensor, kv: torch.Tensor, layer: int, meta: AttentionMeta, scale: float, window: int | None
 ) -> torch.Tensor:
-    """q float [T, heads, d], rows contiguous in themselves -> a new tensor like it. See Backend.attention.
+    """q float [T, heads, d], rows contiguous in themselves -> a new tensor like it. See Operations.attention.
 
     Queries and softmax weights are rounded to the cache's dtype; sums are float32.
     """

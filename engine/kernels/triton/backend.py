@@ -5,10 +5,21 @@ Called by the model on the step thread; one caller at a time, on the current str
 looks at the contents of a tensor.
 """
 
+from dataclasses import fields, replace
+from typing import Any, TypeVar
+
 import torch
 import triton
 
-from engine.kernels.backend import AttentionMeta, PackedLinear, QuantizedWeight
+from engine.kernels.backend import (
+    AttentionMeta,
+    Decoder,
+    DecoderWeights,
+    LayerWeights,
+    PackedLinear,
+    QuantizedWeight,
+)
+from engine.kernels.composed import ComposedDecoder
 from engine.kernels.triton import heads, rows
 from engine.kernels.triton.attention import attention
 from engine.kernels.triton.launch import interpreted
@@ -35,6 +46,9 @@ class TritonBackend:
         where, self._programs = _describe(device)
         self.numerics = f"triton={triton.__version__} {where} weights={dtype}"
 
+    def borrowed_s(self) -> float:
+        return 0.0
+
     def pack(self, weight: torch.Tensor, bias: torch.Tensor | None = None) -> PackedLinear:
         return PackedFloats(
             weight=weight.to(self.device, self.dtype, copy=True).contiguous(),
@@ -43,6 +57,10 @@ class TritonBackend:
 
     def pack_quantized(self, weight: QuantizedWeight, bias: torch.Tensor | None = None) -> PackedLinear:
         return pack_integers(weight, bias, self.device)
+
+    def decoder(self, weights: DecoderWeights) -> Decoder:
+        layers = tuple(_moved(layer, self.device) for layer in weights.layers)
+        return ComposedDecoder(replace(_moved(weights, self.device), layers=layers), self)
 
     def linear(self, x: torch.Tensor, linear: PackedLinear) -> torch.Tensor:
         if isinstance(linear, PackedIntegers):
@@ -88,6 +106,18 @@ class TritonBackend:
         """Whether one program per tile would leave much of the GPU idle."""
         tiles = triton.cdiv(x.shape[0], tile.rows) * triton.cdiv(packed.out_features, tile.columns)
         return tiles < self._programs and packed.in_features > CHUNK
+
+
+Weights = TypeVar("Weights", DecoderWeights, LayerWeights)
+
+
+def _moved(weights: Weights, device: torch.device) -> Weights:
+    """The same with its own tensors on the device; what was packed is there."""
+    values = {field.name: getattr(weights, field.name) for field in fields(weights)}
+    tensors: dict[str, Any] = {
+        name: value.to(device) for name, value in values.items() if isinstance(value, torch.Tensor)
+    }
+    return replace(weights, **tensors)
 
 
 def _describe(device: torch.device) -> tuple[str, int]:

@@ -15,7 +15,7 @@ from engine.kernels.triton.launch import EXACT
 def rotate(
     q: torch.Tensor, k: torch.Tensor, positions: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor
 ) -> None:
-    """In place. See Backend.rotary."""
+    """In place. See Operations.rotary."""
     rows, heads, dim = q.shape
     kv_heads = k.shape[1]
     tables = (positions, positions, cos, sin)
@@ -26,7 +26,7 @@ def rotate(
 
 
 def write(kv: torch.Tensor, layer: int, k: torch.Tensor, v: torch.Tensor, slots: torch.Tensor) -> None:
-    """See Backend.write_kv."""
+    """See Operations.write_kv."""
     rows, kv_heads, dim = k.shape
     place = kv[:, layer]
     constants = _constants(0, kv_heads, dim, block_size=kv.shape[3], rotated=False, written=True)

@@ -14,14 +14,14 @@ GATE_TILE = 1024
 
 
 def rms_norm(x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
-    """x [T, n], or [T, heads, n] whose rows may be slices of wider ones. See Backend.rms_norm."""
+    """x [T, n], or [T, heads, n] whose rows may be slices of wider ones. See Operations.rms_norm."""
     out = torch.empty(x.shape, dtype=x.dtype, device=x.device)
     _norm(x, x, weight, out, eps, added=False)
     return out
 
 
 def add_rms_norm(x: torch.Tensor, residual: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
-    """See Backend.add_rms_norm."""
+    """See Operations.add_rms_norm."""
     assert x.is_contiguous() and residual.is_contiguous() and x.shape == residual.shape, (
         x.shape,
         residual.shape,
@@ -32,7 +32,7 @@ def add_rms_norm(x: torch.Tensor, residual: torch.Tensor, weight: torch.Tensor, 
 
 
 def silu_mul(gate_up: torch.Tensor) -> torch.Tensor:
-    """See Backend.silu_mul."""
+    """See Operations.silu_mul."""
     rows, width = gate_up.shape[0], gate_up.shape[1] // 2
     assert gate_up.is_contiguous(), gate_up.stride()
     out = torch.empty((rows, width), dtype=gate_up.dtype, device=gate_up.device)

@@ -1,8 +1,8 @@
 """Shapes of the tiles that kernels work in, by dtype: fixed, so that no row's bits depend on how many rows there are.
 
-The alternatives are there for a benchmark on a GPU to choose from; every one of them is compiled ahead of time for
-compute capability 8.0 and 9.0, and those that spilled registers on 9.0 have been taken out (docs/gpu.md). Nothing here
-chooses while it serves: what differs in a tile may differ in the last bits.
+Those that are used are compiled ahead of time for compute capability 8.0 and 9.0 (docs/gpu.md). The alternatives are
+there for a benchmark on a GPU to choose from. Nothing here chooses while it serves: what differs in a tile may differ
+in the last bits.
 """
 
 from dataclasses import dataclass

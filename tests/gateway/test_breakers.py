@@ -1,8 +1,8 @@
-"""How long a pair that failed is avoided: seconds, then more of them, and not at all once it works."""
+"""How long what failed is avoided: seconds, then more of them, and not at all once it works."""
 
 import pytest
 
-from gateway.broken_pairs import FIRST_S, LONGEST_S, BrokenPairs
+from gateway.breakers import FIRST_S, LONGEST_S, Breakers
 from gateway.router import Route
 
 PAIR, OTHER = Route(prefill="p", decode="d"), Route(prefill="p", decode="e")
@@ -10,7 +10,7 @@ PAIR, OTHER = Route(prefill="p", decode="d"), Route(prefill="p", decode="e")
 
 @pytest.fixture
 def pairs():
-    return BrokenPairs()
+    return Breakers()
 
 
 def avoided_s(pairs, since):
@@ -54,7 +54,7 @@ def test_a_hand_off_that_gets_through_makes_all_of_it_forgotten(pairs):
     pairs.failed(PAIR, 100.0)
     pairs.begin(PAIR, 102.0)
     pairs.failed(PAIR, 103.0)
-    pairs.worked(PAIR)
+    pairs.worked([PAIR])
     assert pairs.avoided(103.0) == set()
     pairs.failed(PAIR, 104.0)
     assert avoided_s(pairs, 104.0) == FIRST_S
@@ -62,7 +62,7 @@ def test_a_hand_off_that_gets_through_makes_all_of_it_forgotten(pairs):
 
 def test_an_attempt_on_a_pair_that_never_failed_leaves_no_trace(pairs):
     pairs.begin(OTHER, 1.0)
-    pairs.worked(OTHER)
+    pairs.worked([OTHER])
     assert pairs.avoided(1.0) == set()
 
 
@@ -71,3 +71,21 @@ def test_a_failure_of_one_that_had_no_other_pair_counts_again_once_the_time_is_o
     pairs.begin(PAIR, 101.0)
     pairs.failed(PAIR, 105.0)
     assert avoided_s(pairs, 105.0) == FIRST_S
+
+
+def test_an_attempt_on_a_pair_finds_out_for_the_pair_and_for_each_of_its_workers(pairs):
+    worker, pair = Route(prefill=None, decode="d"), PAIR
+    for route in (worker, pair):
+        pairs.failed(route, 100.0)
+    assert pairs.avoided(102.0) == set()
+    pairs.begin(PAIR, 102.0)
+    assert pairs.avoided(103.0) == {worker, pair}
+    pairs.failed(worker, 103.0)
+    pairs.worked([pair])
+    assert pairs.avoided(103.0 + FIRST_S) == {worker}, "the link works, and the worker failed once more"
+
+
+def test_a_worker_that_failed_is_part_of_every_pair_that_it_is_in():
+    assert Route(prefill=None, decode="d") in PAIR.parts()
+    assert Route(prefill=None, decode="d") not in OTHER.parts()
+    assert Route(prefill="p", decode=None).parts() == {Route(prefill="p", decode=None)}

@@ -1,0 +1,1 @@
+"""A load client for any server with the OpenAI completions API. `python -m benchmarks.serving --help`"""

@@ -1,0 +1,105 @@
+"""What goes on of attempts whose prompts are there: running sequences, or a search. By attempt.
+
+Called by the worker on the step thread. Begins and ends them in the engine; tells nobody anything.
+"""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from decode_worker.adoption import begin_search, run_choices
+from decode_worker.reservations import Reservation
+from decode_worker.search import Search, reports_of
+from engine.cache.block_pool import Credit
+from engine.cache.block_table import BlockTable
+from engine.core import EngineCore, Output
+from engine.sequence import Sequence, SequenceId
+from kvtransfer.events import FirstTokens
+from service.orders import AttemptKey, SequenceOrder
+from service.reports import TokenReport
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Running:
+    """What goes on of an attempt, and the gateway that asked for it. sequences: by choice."""
+
+    gateway: str
+    order: SequenceOrder
+    sequences: dict[int, Sequence]
+
+
+class Answers:
+    def __init__(self, core: EngineCore, block_size: int) -> None:
+        self._core = core
+        self._block_size = block_size
+        self._running: dict[AttemptKey, Running] = {}
+        self._by_sequence: dict[SequenceId, Running] = {}
+        self._searches: dict[AttemptKey, Search] = {}
+
+    def __contains__(self, key: AttemptKey) -> bool:
+        return key in self._running or key in self._searches
+
+    def __iter__(self) -> Iterator[AttemptKey]:
+        yield from self._running
+        yield from self._searches
+
+    def running(self, sequence_id: SequenceId) -> Running | None:
+        """What this sequence is of, unless it is a hypothesis of a search."""
+        return self._by_sequence.get(sequence_id)
+
+    def gateway_of(self, key: AttemptKey) -> str:
+        return self._running[key].gateway if key in self._running else self._searches[key].gateway
+
+    def seats(self) -> int:
+        """Sequences that run or were swapped out, or may run at any moment."""
+        searching = sum(search.order.branches() for search in self._searches.values())
+        return searching + len(self._by_sequence)
+
+    def begin(
+        self, reservation: Reservation, first_tokens: FirstTokens, table: BlockTable, credit: Credit
+    ) -> None:
+        """first_tokens: of the choices that go on; none for a search. table, credit: with the whole prompt."""
+        order = reservation.order
+        if order.beam is not None:
+            search = begin_search(self._core, reservation, order.beam, table, credit)
+            self._searches[order.key] = search
+        else:
+            size = self._block_size
+            sequences = run_choices(self._core, reservation, first_tokens, table, credit, block_size=size)
+            running = Running(gateway=reservation.gateway, order=order, sequences=sequences)
+            self._running[order.key] = running
+            self._by_sequence.update((each.id, running) for each in sequences.values())
+
+    def hear(self, key: AttemptKey, output: Output) -> list[TokenReport]:
+        """A search took a step; when it was the last one, its answers are complete all at once."""
+        search = self._searches[key]
+        answers = search.hear(output)
+        if answers:
+            del self._searches[key]
+        return reports_of(search.order, answers) if answers else []
+
+    def leave(self, key: AttemptKey, choice: int) -> None:
+        """One choice goes on no more, where there is such. Its blocks are given back; those of others stay theirs."""
+        sequences = self._running[key].sequences if key in self._running else {}
+        if choice not in sequences:
+            return
+        sequence = self._core.detach(sequences.pop(choice).id)
+        del self._by_sequence[sequence.id]
+        if sequence.credit is not None:
+            self._core.pool.waive(sequence.credit)
+        if sequence.table is not None:
+            self._core.pool.release(sequence.table)
+        if not sequences:
+            del self._running[key]
+
+    def forget(self, sequence_id: SequenceId) -> None:
+        """It is the only one of its attempt, and not in the engine any more."""
+        running = self._by_sequence.pop(sequence_id)
+        del self._running[running.order.key]
+        assert len(running.sequences) == 1, "of several sequences none is given up"
+
+    def end(self, key: AttemptKey) -> None:
+        """All of it goes on no more."""
+        if key in self._searches:
+            self._searches.pop(key).end()
+        for choice in tuple(self._running[key].sequences) if key in self._running else ():
+            self.leave(key, choice)

@@ -1,0 +1,83 @@
+"""Prompts that are computed here, for orders that came without a ticket: the sequence of each, up to its first token.
+
+Called by the worker on the step thread. Books what became of every token of them; knows nothing of what goes on
+afterwards.
+"""
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from decode_worker.adoption import prompt_sequence
+from decode_worker.reservations import Reservation
+from engine.cache.block_pool import Credit
+from engine.cache.block_table import BlockTable
+from engine.core import EngineCore, Progress
+from engine.sequence import Sequence
+from service.orders import AttemptKey
+from service.token_books import TokenBooks, Waste
+
+
+@dataclass(slots=True, kw_only=True)
+class Prompt:
+    """computed: tokens that were computed for it here."""
+
+    sequence: Sequence
+    computed: int = 0
+
+
+class Prompts:
+    """By attempt."""
+
+    def __init__(self, core: EngineCore, books: TokenBooks, block_size: int) -> None:
+        self._core = core
+        self._books = books
+        self._block_size = block_size
+        self._prompts: dict[AttemptKey, Prompt] = {}
+
+    def __contains__(self, key: AttemptKey) -> bool:
+        return key in self._prompts
+
+    def begin(self, reservation: Reservation, table: BlockTable, credit: Credit) -> None:
+        """table: of what is cached of it."""
+        sequence = prompt_sequence(reservation, len(table) * self._block_size)
+        sequence.table, sequence.credit = table, credit
+        self._prompts[reservation.order.key] = Prompt(sequence=sequence)
+        self._core.adopt(sequence)
+
+    def advance(self, progress: Iterable[Progress]) -> int:
+        """What a step computed. Returns the tokens that were for prompts, which are booked here when they end."""
+        total = 0
+        for sequence, tokens in progress if self._prompts else ():
+            prompt = self._prompts.get(AttemptKey(request_id=sequence.id[0], attempt=sequence.id[1]))
+            if prompt is not None:
+                prompt.computed += tokens
+                total += tokens
+        return total
+
+    def finish(self, key: AttemptKey) -> Sequence:
+        """It has its first token. The caller now answers for its table and its credit."""
+        prompt = self._prompts.pop(key)
+        self._books.deliver(prompt.computed)
+        return self._core.detach(prompt.sequence.id)
+
+    def end(self, key: AttemptKey, waste: Waste) -> None:
+        """It was of no use."""
+        prompt = self._prompts[key]
+        self._core.detach(prompt.sequence.id)
+        self.forget(key, waste)
+        if prompt.sequence.credit is not None:
+            self._core.pool.waive(prompt.sequence.credit)
+        if prompt.sequence.table is not None:
+            self._core.pool.release(prompt.sequence.table)
+
+    def forget(self, key: AttemptKey, waste: Waste) -> None:
+        """It is not in the engine any more."""
+        self._books.waste(waste, self._prompts.pop(key).computed)
+
+    def uncomputed(self) -> int:
+        """Tokens."""
+        return sum(each.sequence.uncomputed() for each in self._prompts.values())
+
+    def computed(self) -> int:
+        """Tokens, of those that have not ended."""
+        return sum(each.computed for each in self._prompts.values())

@@ -1,0 +1,44 @@
+"""How fast an engine is, as its own steps have shown. A value; whoever has it asks for the next one after each step."""
+
+import math
+from dataclasses import dataclass, replace
+
+KEPT = 0.9
+"""What is left of the weight of a measurement when the next one comes."""
+STEP_SHARE = 0.25
+"""By how much of a step prompts may make it longer for those that generate in it."""
+
+
+@dataclass(frozen=True, slots=True)
+class Rate:
+    """Seconds for each of something. Large measurements weigh more than small ones, and late ones more than early."""
+
+    seconds: float = 0.0
+    count: float = 0.0
+
+    def after(self, seconds: float, count: float) -> "Rate":
+        return Rate(self.seconds * KEPT + seconds, self.count * KEPT + count)
+
+    def each_s(self) -> float:
+        """Seconds; 0 while nothing was measured."""
+        return self.seconds / self.count if self.count else 0.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Pace:
+    """steps: in which sequences generate and nothing else is computed. tokens: of prompts."""
+
+    steps: Rate = Rate()
+    tokens: Rate = Rate()
+
+    def after_step(self, *, generating: int, prompt_tokens: int, seconds: float) -> "Pace":
+        """generating: sequences that had one token computed. prompt_tokens: of the others."""
+        if prompt_tokens:
+            alone_s = self.steps.each_s() if generating else 0.0
+            return replace(self, tokens=self.tokens.after(max(0.0, seconds - alone_s), prompt_tokens))
+        return replace(self, steps=self.steps.after(seconds, 1)) if generating else self
+
+    def tokens_per_step(self) -> float:
+        """Prompt tokens that take as long as a step that generates; infinite while either is unknown."""
+        step_s, token_s = self.steps.each_s(), self.tokens.each_s()
+        return step_s / token_s if step_s and token_s else math.inf

@@ -1,0 +1,76 @@
+"""How busy what is behind this gateway is, as one report for clients and meshes.
+
+Reads the workers' own reports and our admission; the process gives it to gRPC. Decides nothing by it.
+"""
+
+from collections.abc import Callable, Iterable
+
+from crossdock.mesh.v1 import load_report_pb2 as pb
+from gateway.admission import Admission
+from gateway.router import WorkerView
+from gateway.worker_pool import WorkerPool
+from service.orca import TRAILER_KEY, Rate, load_report
+
+
+class Utilization:
+    """requests_max: that may be live here. clock: seconds, monotonic."""
+
+    def __init__(
+        self,
+        prefills: WorkerPool,
+        decodes: WorkerPool,
+        admission: Admission,
+        requests_max: int,
+        clock: Callable[[], float],
+    ) -> None:
+        self._prefills = prefills
+        self._decodes = decodes
+        self._admission = admission
+        self._requests_max = requests_max
+        self._clock = clock
+        self._calls, self._failures = Rate(), Rate()
+
+    def trailer(self, *, failed: bool) -> tuple[tuple[str, bytes], ...]:
+        """What a call that ends now tells in its trailing metadata. failed: through a fault of ours."""
+        now = self._clock()
+        self._calls.count(now)
+        if failed:
+            self._failures.count(now)
+        return ((TRAILER_KEY, self.report().SerializeToString()),)
+
+    def report(self) -> pb.OrcaLoadReport:
+        """Of the calls so far and the workers' latest reports."""
+        prefills, decodes, now = self._prefills.views(), self._decodes.views(), self._clock()
+        loads = [worker.load for pool in (self._prefills, self._decodes) for worker in pool]
+        return load_report(
+            shares={
+                "prefill": _share(prefills),
+                "decode": _share(decodes),
+                "requests": self._admission.live / self._requests_max,
+            },
+            counts={
+                "kv_cache_usage": _mean([_kv_usage(each) for each in decodes if each.ready]),
+                "num_requests_running": sum(load.running_sequences for load in loads),
+                "num_requests_waiting": sum(load.waiting_sequences for load in loads),
+                "waiting_tokens": sum(load.waiting_tokens for load in loads),
+                "live_requests": self._admission.live,
+            },
+            calls=self._calls.at(now),
+            failures=self._failures.at(now),
+        )
+
+
+def _share(workers: Iterable[WorkerView]) -> float:
+    """Of a pool that is taken: seats or blocks, whichever is scarcer. A pool in which nobody serves is full."""
+    serving = [each for each in workers if each.ready and not each.frozen]
+    if not serving:
+        return 1.0
+    return _mean([max(_kv_usage(each), each.sequences / max(1, each.seats)) for each in serving])
+
+
+def _kv_usage(worker: WorkerView) -> float:
+    return 1 - worker.free_blocks / max(1, worker.total_blocks)
+
+
+def _mean(values: list[float]) -> float:
+    return sum(values) / len(values) if values else 0.0

@@ -1,0 +1,25 @@
+"""How much work the workers are given at once: enough that none of them waits for the gateway, and no more, since what
+waits here can still be put in order. A pure function over views."""
+
+from collections.abc import Iterable
+
+from gateway.admission import Window
+from gateway.router import WorkerView
+
+SEATS_AHEAD = 1.25
+"""Sequences for each seat: those on top are computed, or sent, while a seat becomes free."""
+PROMPTS_AHEAD, PROMPT_TOKENS_AHEAD = 8, 8192
+"""For each prefill worker."""
+
+
+def window_of(prefills: Iterable[WorkerView], decodes: Iterable[WorkerView]) -> Window | None:
+    """None while one of the two pools has nobody."""
+    sources = sum(view.ready for view in prefills)
+    seats = sum(view.seats for view in decodes if view.ready)
+    if not sources or not seats:
+        return None
+    return Window(
+        branches=int(seats * SEATS_AHEAD) + 1,
+        prompts=PROMPTS_AHEAD * sources,
+        prompt_tokens=PROMPT_TOKENS_AHEAD * sources,
+    )

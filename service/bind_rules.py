@@ -1,0 +1,74 @@
+"""Which addresses a process may listen on for gRPC and HTTP. Reads an address and resolves its name; binds nothing."""
+
+import ipaddress
+import socket
+from dataclasses import dataclass
+
+from service.startup import StartupError
+
+
+class BindError(StartupError):
+    """The address cannot be listened on, or must not be."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BindRules:
+    """allow_wildcard: every interface at once. allow_insecure: without TLS where other machines reach it."""
+
+    allow_wildcard: bool = False
+    allow_insecure: bool = False
+
+    def check(self, address: str, *, encrypted: bool) -> None:
+        """address: host:port or unix:path. Raises BindError."""
+        if not self.allow_wildcard and is_wildcard(address):
+            raise BindError(
+                f"{address}: listens on every interface; say --allow-wildcard-bind if that is meant"
+            )
+        if not (encrypted or self.allow_insecure or _only_here(address)):
+            raise BindError(
+                f"{address}: other machines reach it; give --ssl-certfile and --ssl-keyfile, or --allow-insecure"
+            )
+
+
+LOOPBACK = BindRules()
+"""Without TLS, only where no other machine reaches."""
+
+
+def is_wildcard(address: str) -> bool:
+    """Whether host:port means every interface."""
+    host = _host(address)
+    if address.startswith("unix:"):
+        return False
+    if host in ("", "*"):
+        return True
+    try:
+        return ipaddress.ip_address(host).is_unspecified
+    except ValueError:
+        return _legacy_zero(host)
+
+
+def _only_here(address: str) -> bool:
+    """Whether no other machine reaches it. A name is what it leads to, all of it; one that leads nowhere is not."""
+    if address.startswith("unix:"):
+        return True
+    if is_wildcard(address):
+        return False
+    try:
+        found = {
+            str(each[4][0]) for each in socket.getaddrinfo(_host(address), None, type=socket.SOCK_STREAM)
+        }
+    except OSError:
+        return False
+    return all(ipaddress.ip_address(each.partition("%")[0]).is_loopback for each in found)
+
+
+def _host(address: str) -> str:
+    return address.rpartition(":")[0].strip("[]")
+
+
+def _legacy_zero(host: str) -> bool:
+    """inet_aton reads "0", "0.0" and "0x0" as 0.0.0.0, and so does whoever binds."""
+    try:
+        return socket.inet_aton(host) == bytes(4)
+    except OSError:
+        return False

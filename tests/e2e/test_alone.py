@@ -1,0 +1,40 @@
+"""kill -9 of the only prefill worker under streams: the decode worker goes on with all of them, and takes new ones."""
+
+import asyncio
+
+import grpc
+import pytest
+
+from tests.e2e.conftest import running_stack, stream
+from tests.e2e.test_kills import SPECS, kill, ready, some_tokens, wanted
+
+WITNESSED = 3
+
+
+@pytest.fixture
+def narrow_stack():
+    """One worker of each role, for being killed."""
+    with running_stack("--kv-cache-memory-bytes", "256MiB") as stack:
+        yield stack
+
+
+@pytest.mark.timeout(300)
+async def test_without_the_only_prefill_worker_everything_goes_on_to_the_same_tokens(narrow_stack):
+    late = [wanted(number) for number in range(100, 108)]
+    async with grpc.aio.insecure_channel(narrow_stack.grpc) as channel:
+        golden = [await stream(channel, each) for each in SPECS]
+        streams = [asyncio.create_task(stream(channel, each)) for each in SPECS]
+        await some_tokens(channel, WITNESSED)
+        kill(narrow_stack.children()["prefill-0"])
+        # It is started again, which takes seconds: what is asked now has only the other one.
+        streams += [asyncio.create_task(stream(channel, each)) for each in late]
+        answers = await asyncio.gather(*streams)
+        await ready(narrow_stack, "prefill")
+        golden += [await stream(channel, each) for each in late]
+        for answer, expected in zip(answers, golden, strict=True):
+            assert answer.token_ids == expected.token_ids
+            assert answer.logprobs == expected.logprobs
+            assert answer.text == expected.text
+    ledgers = {ledger.worker_id: ledger for ledger in narrow_stack.idle_ledgers()}
+    generated = 2 * sum(len(answer.token_ids) for answer in answers) + 2 * WITNESSED
+    assert ledgers["decode-0"].tokens.computed > generated, "it has computed prompts"

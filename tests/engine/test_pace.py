@@ -1,0 +1,51 @@
+"""How fast an engine is: what its steps show, and what it knows before any."""
+
+import math
+
+import pytest
+
+from engine.scheduling.pace import Pace, Rate
+
+
+def paced(*steps):
+    """steps: (sequences that generate, tokens of prompts, seconds)."""
+    pace = Pace()
+    for generating, prompt_tokens, seconds in steps:
+        pace = pace.after_step(generating=generating, prompt_tokens=prompt_tokens, seconds=seconds)
+    return pace
+
+
+def test_nothing_is_known_before_anything_was_measured():
+    assert (Pace().steps.each_s(), Pace().tokens.each_s()) == (0.0, 0.0)
+    assert Pace().tokens_per_step() == math.inf
+    assert paced((4, 0, 0.02)).tokens_per_step() == math.inf
+    assert paced((0, 100, 0.1)).tokens_per_step() == math.inf
+
+
+def test_a_step_that_only_generates_and_one_that_only_reads_show_one_figure_each():
+    pace = paced((4, 0, 0.02), (0, 100, 0.1))
+    assert pace.steps.each_s() == pytest.approx(0.02)
+    assert pace.tokens.each_s() == pytest.approx(0.001)
+    assert pace.tokens_per_step() == pytest.approx(20)
+
+
+def test_of_a_step_that_does_both_the_prompt_took_what_is_left():
+    pace = paced((4, 0, 0.02), (4, 10, 0.05))
+    assert (pace.steps.each_s(), pace.tokens.each_s()) == (pytest.approx(0.02), pytest.approx(0.003))
+
+
+def test_a_step_that_is_shorter_than_expected_shows_no_negative_time():
+    assert paced((4, 0, 0.02), (4, 10, 0.01)).tokens.each_s() == 0.0
+
+
+def test_late_measurements_replace_early_ones():
+    pace = paced(*[(1, 0, 1.0)] * 50, *[(1, 0, 0.01)] * 100)
+    assert pace.steps.each_s() == pytest.approx(0.01, rel=0.01)
+
+
+def test_a_large_measurement_weighs_more_than_a_small_one():
+    assert Rate().after(1.0, 1000).after(0.1, 1).each_s() == pytest.approx(0.001, rel=0.15)
+
+
+def test_a_step_without_work_shows_nothing():
+    assert paced((0, 0, 5.0)) == Pace()

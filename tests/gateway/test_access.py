@@ -1,0 +1,177 @@
+"""Who may call what: tenants by key, operators by a credential of their own, health for everybody."""
+
+import pytest
+
+from gateway import api_keys
+from gateway.access import Access
+from gateway.api_keys import ApiKeys
+from service.errors import Unauthorised
+from service.guard import Call
+
+INFERENCE = "/crossdock.v1.InferenceService/Generate"
+CONTROL = "/crossdock.v1.ControlService/Audit"
+REFLECTION = "/grpc.reflection.v1alpha.ServerReflection/ServerReflectionInfo"
+HEALTH = "/grpc.health.v1.Health/Check"
+UNKNOWN = "/of.Somebody/Else"
+ALL = (INFERENCE, CONTROL, REFLECTION, HEALTH, UNKNOWN)
+
+
+def call(method=CONTROL, authorization="", local=True, identities=()):
+    return Call(method=method, authorization=authorization, local=local, identities=identities)
+
+
+def may(access, **given):
+    """The methods that a call like this may be of."""
+    return {method for method in ALL if passes(access, call(method, **given))}
+
+
+def passes(access, asked):
+    try:
+        access.check(asked)
+    except Unauthorised:
+        return False
+    return True
+
+
+@pytest.fixture
+def key_file(tmp_path):
+    return tmp_path / "api-keys"
+
+
+@pytest.fixture
+def keys(key_file):
+    """Keys of two tenants, by tenant."""
+    return {tenant: api_keys.make(key_file, tenant) for tenant in ("acme", "zeta")}
+
+
+@pytest.mark.parametrize("local", [True, False])
+def test_without_keys_everybody_may_ask_and_operators_are_on_this_machine(local):
+    everything = set(ALL) if local else set(ALL) - {CONTROL}
+    assert may(Access(), local=local) == everything
+
+
+@pytest.mark.parametrize("local", [True, False])
+def test_with_keys_nobody_may_ask_anything_but_health_without_one(keys, key_file, local):
+    assert may(Access(keys=ApiKeys(key_file)), local=local) == {HEALTH}
+
+
+def test_a_tenants_key_opens_answers_and_never_the_control_service(keys, key_file):
+    for access in (Access(keys=ApiKeys(key_file)), Access(keys=ApiKeys(key_file), control_token="s3cret")):
+        assert may(access, authorization=f"Bearer {keys['acme']}") == set(ALL) - {CONTROL}
+
+
+def test_a_control_token_opens_the_control_service_and_no_answers(keys, key_file):
+    access = Access(keys=ApiKeys(key_file), control_token="s3cret")
+    assert may(access, authorization="Bearer s3cret", local=False) == {CONTROL, REFLECTION, HEALTH}
+
+
+def test_a_certificates_name_is_an_operators_credential(keys, key_file):
+    access = Access(keys=ApiKeys(key_file), control_identities=("ops.example",))
+    assert CONTROL in may(access, identities=("x", "ops.example"), local=False)
+    assert CONTROL not in may(access, identities=("ops.example.evil",), local=False)
+    assert CONTROL not in may(Access(control_identities=("ops.example",)), local=True)
+
+
+@pytest.mark.parametrize(
+    ("authorization", "right"),
+    [
+        ("Bearer s3cret", True),
+        ("bearer s3cret", True),
+        ("", False),
+        ("Bearer ", False),
+        ("Bearer", False),
+        ("s3cret", False),
+        ("Basic s3cret", False),
+        ("Bearer s3cret ", False),
+        ("Bearer  s3cret", False),
+        ("Bearer é", False),
+    ],
+)
+def test_with_a_token_it_is_the_token_that_counts_and_not_the_peer(authorization, right):
+    for local in (True, False):
+        allowed = passes(Access(control_token="s3cret"), call(authorization=authorization, local=local))
+        assert allowed is right
+
+
+def test_each_key_is_its_tenants_and_a_changed_one_is_nobodys(keys, key_file):
+    known = ApiKeys(key_file)
+    for tenant, key in keys.items():
+        assert known.tenant_of(key) == tenant
+        for place in range(len(key)):
+            other = "A" if key[place] != "A" else "B"
+            assert known.tenant_of(key[:place] + other + key[place + 1 :]) is None
+    for nonsense in ("", "cdk_", "é" * 64, "x" * 100_000, keys["acme"] + "\n", keys["acme"] * 2):
+        assert known.tenant_of(nonsense) is None
+
+
+def test_the_file_holds_no_key_and_is_its_owners(keys, key_file):
+    text = key_file.read_text()
+    assert all(key.rpartition("_")[2] not in text for key in keys.values())
+    assert key_file.stat().st_mode & 0o077 == 0
+
+
+def test_two_keys_of_a_tenant_are_good_until_one_is_taken_out(keys, key_file):
+    known = ApiKeys(key_file)
+    old, new = keys["acme"], api_keys.make(key_file, "acme")
+    assert known.tenant_of(new) is None
+    known.refresh()
+    assert known.tenant_of(old) == known.tenant_of(new) == "acme"
+    lines = [line for line in key_file.read_text().splitlines() if old.split("_")[1] not in line]
+    key_file.write_text("\n".join(["# without the old one", "", *lines]))
+    known.refresh()
+    assert (known.tenant_of(old), known.tenant_of(new)) == (None, "acme")
+
+
+@pytest.mark.parametrize("content", ["acme", "acme 12 34", "a b c d", "\xff"])
+def test_a_file_that_cannot_be_used_leaves_the_keys_as_they_were(keys, key_file, content):
+    known = ApiKeys(key_file)
+    key_file.write_bytes(content.encode("latin-1"))
+    known.refresh()
+    assert known.tenant_of(keys["acme"]) == "acme"
+    with pytest.raises(api_keys.KeysUnusable, match="api-keys: "):
+        ApiKeys(key_file)
+    key_file.unlink()
+    known.refresh()
+    assert known.tenant_of(keys["acme"]) == "acme"
+
+
+def test_a_file_that_others_may_write_is_refused(keys, key_file):
+    key_file.chmod(0o620)
+    with pytest.raises(api_keys.KeysUnusable, match="chmod 600"):
+        ApiKeys(key_file)
+
+
+@pytest.mark.parametrize("tenant", ["", "a b", "a\n", "é", "x" * 65])
+def test_a_tenants_name_is_one_word(key_file, tenant):
+    with pytest.raises(api_keys.KeysUnusable, match="a tenant is"):
+        api_keys.make(key_file, tenant)
+
+
+def test_every_refusal_is_counted():
+    count = []
+    access = Access(control_token="s3cret", on_refused=lambda: count.append(1))
+    assert not passes(access, call())
+    assert passes(access, call(authorization="Bearer s3cret"))
+    assert len(count) == 1
+
+
+def test_paths_are_a_tenants_but_for_health_and_what_operators_watch(keys, key_file):
+    access = Access(keys=ApiKeys(key_file), control_token="s3cret")
+    for path in ("/health", "/ping", "/version"):
+        access.check_path(path, call())
+    for path in (
+        "/v1/completions",
+        "/tokenize",
+        "/v1/models",
+        "/invocations",
+        "/metrics",
+        "/health/",
+        "//health",
+    ):
+        with pytest.raises(Unauthorised):
+            access.check_path(path, call())
+    tenant = call(authorization=f"Bearer {keys['acme']}")
+    assert access.check_path("/v1/completions", tenant) == "acme"
+    with pytest.raises(Unauthorised):
+        access.check_path("/metrics", tenant)
+    access.check_path("/metrics", call(authorization="Bearer s3cret"))

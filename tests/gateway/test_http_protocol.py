@@ -1,0 +1,71 @@
+"""A request that never ends is ended by us."""
+
+import asyncio
+
+import pytest
+from starlette.applications import Starlette
+from starlette.responses import Response
+from starlette.routing import Route
+
+from gateway import http_protocol
+from gateway.http_server import HttpServer
+from service.bind_rules import LOOPBACK, BindError
+
+
+async def echo(request):
+    return Response(await request.body())
+
+
+@pytest.fixture
+async def server(monkeypatch):
+    monkeypatch.setattr(http_protocol, "HEAD_S", 0.2)
+    monkeypatch.setattr(http_protocol, "BODY_S", 0.4)
+    server = HttpServer(
+        Starlette(routes=[Route("/", echo, methods=["POST"])]), "127.0.0.1", 0, LOOPBACK, None
+    )
+    await server.start()
+    yield server
+    await server.stop()
+
+
+async def answer_to(server, *said, every_s=0.0):
+    """What comes until the other end hangs up. said: piece by piece."""
+    host, port = server.url.removeprefix("http://").split(":")
+    reader, writer = await asyncio.open_connection(host, int(port))
+    try:
+        for piece in said:
+            writer.write(piece)
+            await asyncio.sleep(every_s)
+        return await asyncio.wait_for(reader.read(), 20)
+    finally:
+        writer.close()
+
+
+@pytest.mark.parametrize("said", [[], [b"P"], [b"POST / HTTP/1.1\r\n", b"host: x\r\n", b"a: b\r\n"]])
+async def test_a_head_that_does_not_end_in_time_is_cut_off(server, said):
+    assert (await answer_to(server, *said, every_s=0.05)).startswith(b"HTTP/1.1 408 ")
+
+
+async def test_a_body_that_does_not_end_in_time_is_cut_off(server):
+    head = b"POST / HTTP/1.1\r\nhost: x\r\ncontent-length: 100\r\n\r\n"
+    answer = await answer_to(server, head, *[b"x"] * 5, every_s=0.05)
+    assert b"408" in answer or answer == b""
+
+
+async def test_a_slow_request_that_ends_in_time_is_answered_and_so_is_the_next(server):
+    head = b"POST / HTTP/1.1\r\nhost: x\r\ncontent-length: 4\r\n\r\n"
+    host, port = server.url.removeprefix("http://").split(":")
+    reader, writer = await asyncio.open_connection(host, int(port))
+    for _ in range(3):
+        for piece in (head[:10], head[10:], b"ab", b"cd"):
+            writer.write(piece)
+            await asyncio.sleep(0.05)
+        said = await reader.readuntil(b"abcd")
+        assert said.startswith(b"HTTP/1.1 200 ")
+        await asyncio.sleep(0.5)
+    writer.close()
+
+
+def test_other_machines_are_not_listened_to_without_tls():
+    with pytest.raises(BindError, match="allow-insecure"):
+        HttpServer(Starlette(), "10.0.0.1", 0, LOOPBACK, None)

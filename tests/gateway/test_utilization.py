@@ -1,0 +1,72 @@
+"""What a gateway reports of the load behind it."""
+
+from pytest import approx
+
+from crossdock.mesh.v1 import load_report_pb2 as pb
+from gateway.admission import Admission
+from gateway.attach import DECODE, PREFILL
+from gateway.utilization import Utilization
+from service.orca import TRAILER_KEY
+from tests.fakes.scripted_workers import ScriptedWorker, make_pool
+
+
+class Scene:
+    """One prefill worker and two decode workers with 100 blocks and 8 seats each."""
+
+    def __init__(self):
+        prefills, decodes = make_pool(PREFILL, ("p",)), make_pool(DECODE, ("d", "e"))
+        self.p = ScriptedWorker(*prefills, PREFILL)
+        self.d, self.e = (ScriptedWorker(record, DECODE) for record in decodes)
+        self.admission, self.now = Admission(10), 0.0
+        self.utilization = Utilization(prefills, decodes, self.admission, 10, lambda: self.now)
+
+
+def test_a_gateway_with_nobody_behind_it_is_full():
+    scene = Scene()
+    assert scene.utilization.report().application_utilization == 1
+    scene.p.join()
+    report = scene.utilization.report()
+    assert (report.utilization["prefill"], report.utilization["decode"]) == (0, 1)
+
+
+def test_shares_and_counts_are_those_of_the_workers_and_of_what_is_live():
+    scene = Scene()
+    for worker in (scene.p, scene.d, scene.e):
+        worker.join()
+    scene.p.load(free_blocks=100, running_sequences=1, waiting_sequences=1, waiting_tokens=500)
+    scene.d.load(free_blocks=40, running_sequences=2)
+    scene.e.load(free_blocks=80, running_sequences=4)
+    with scene.admission.enter(), scene.admission.enter():
+        report = scene.utilization.report()
+    assert dict(report.utilization) == approx({"prefill": 0.25, "decode": 0.55, "requests": 0.2})
+    assert report.application_utilization == approx(0.55)
+    assert dict(report.named_metrics) == approx(
+        {
+            "kv_cache_usage": 0.4,
+            "num_requests_running": 7,
+            "num_requests_waiting": 1,
+            "waiting_tokens": 500,
+            "live_requests": 2,
+        }
+    )
+
+
+def test_a_frozen_worker_is_no_room():
+    scene = Scene()
+    for worker in (scene.p, scene.d, scene.e):
+        worker.join()
+    scene.d.load(free_blocks=100)
+    scene.e.load(free_blocks=100, frozen=True)
+    assert scene.utilization.report().utilization["decode"] == 0
+    scene.d.load(free_blocks=100, frozen=True)
+    assert scene.utilization.report().utilization["decode"] == 1
+
+
+def test_each_call_counts_and_its_trailer_is_a_report():
+    scene = Scene()
+    for _ in range(3):
+        scene.utilization.trailer(failed=False)
+    ((key, value),) = scene.utilization.trailer(failed=True)
+    report = pb.OrcaLoadReport.FromString(value)
+    assert key == TRAILER_KEY
+    assert report.rps_fractional == 4 * report.eps > 0

@@ -1,0 +1,80 @@
+"""Whether an engine moves: a thread that computes, one that is idle, and one that hangs."""
+
+import queue
+import threading
+
+import pytest
+
+from service.pulse import STILL_LOOKS_MAX, TURN_LOOKS_MAX, Pulse, ThreadClock
+
+
+class Thread:
+    """A step thread by hand: it answers what was posted when told to, and uses as much processor as it is told."""
+
+    def __init__(self):
+        self.posted, self.used_ns = [], 0
+        self.pulse = Pulse(self.posted.append, lambda: self.used_ns)
+
+    def turn(self):
+        for action in self.posted:
+            action()
+        self.posted.clear()
+
+    def looks(self, count):
+        return [self.pulse.frozen() for _ in range(count)]
+
+
+def test_an_idle_thread_that_answers_is_not_frozen():
+    thread = Thread()
+    for _ in range(3 * STILL_LOOKS_MAX):
+        assert not thread.pulse.frozen()
+        thread.turn()
+
+
+def test_a_thread_in_a_long_step_is_not_frozen_and_is_asked_only_once():
+    thread = Thread()
+    for _ in range(10 * STILL_LOOKS_MAX):
+        thread.used_ns += 1
+        assert not thread.pulse.frozen()
+    assert len(thread.posted) == 1
+
+
+def test_a_thread_that_neither_computes_nor_answers_is_frozen_until_it_moves():
+    thread = Thread()
+    assert not any(thread.looks(STILL_LOOKS_MAX))
+    assert all(thread.looks(5))
+    thread.turn()
+    assert thread.looks(2) == [False, False]
+
+
+def test_a_step_that_never_ends_is_no_step():
+    thread = Thread()
+    for _ in range(TURN_LOOKS_MAX):
+        thread.used_ns += 1
+        assert not thread.pulse.frozen()
+    thread.used_ns += 1
+    assert thread.pulse.frozen()
+
+
+@pytest.mark.timeout(20)
+def test_the_clock_of_a_thread_moves_while_it_computes_and_stands_while_it_waits():
+    clock, orders, said = ThreadClock(), queue.Queue(), queue.Queue()
+    assert clock.used_ns() == 0
+
+    def run():
+        clock.start()
+        while orders.get():
+            sum(range(100_000))
+            said.put(True)
+
+    thread = threading.Thread(target=run, daemon=True)
+    thread.start()
+    orders.put(True)
+    said.get()
+    first = clock.used_ns()
+    orders.put(True)
+    said.get()
+    assert clock.used_ns() > first
+    orders.put(False)
+    while clock.used_ns():  # the kernel's thread ends a little after Python's
+        thread.join()
