@@ -6,7 +6,7 @@ BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 PIP := $(BIN)/python -m pip install -q --disable-pip-version-check -c constraints.txt
 
-.PHONY: install serve test simulate lint format stubs clean
+.PHONY: install serve test simulate gpu-check gpu-bench gpu-table lint format stubs clean
 
 install: $(STAMP)
 
@@ -30,6 +30,17 @@ SEED ?= 0
 JOBS ?= 1
 simulate: install
 	$(BIN)/python -m tests.simulation $(N) --seed $(SEED) --jobs $(JOBS)
+
+# On a machine with a GPU, in any environment that has torch for CUDA and triton: PYTHON is used as it is.
+gpu-check:
+	$(PYTHON) -m benchmarks.gpu check
+
+gpu-bench:
+	$(PYTHON) -m benchmarks.gpu bench
+
+# The table of docs/gpu.md, from ahead-of-time compilation; needs no GPU.
+gpu-table: install
+	$(BIN)/python -m benchmarks.gpu_table --write docs/gpu.md
 
 lint: install
 	$(BIN)/ruff format --check .

@@ -113,6 +113,11 @@ class Reservation:
         known = self.chain.blocks_for(len(self.order.token_ids))
         return blocks_at_start(known, self.blocks_max, self.order.preemptions)
 
+    def filled(self) -> tuple[int, ...]:
+        """Of one that is bound: the blocks that the hand-off fills."""
+        assert self.ticket is not None and self.table is not None
+        return self.table.ids(self.ticket.first_block)
+
     def owner(self) -> Owner:
         return Owner(OwnerKind.RESERVATION, self.order.key.request_id)
 
@@ -201,14 +206,14 @@ class Reservations:
         self._coming.drop(name)
         self._sweep(reservation)
 
-    def bind(self, ticket_id: bytes) -> BlockTable:
-        """Turn the part of the promise that the hand-off fills into blocks."""
+    def bind(self, ticket_id: bytes) -> tuple[int, ...]:
+        """Turn the part of the promise that the hand-off fills into blocks. Returns those."""
         reservation, ticket = self._ticketed(ticket_id)
         reservation.advance(ReservationEvent.BIND)
         assert reservation.credit is not None and reservation.table is not None
         blocks = len(ticket.blocks_to_send())
         self._pool.extend(reservation.table, blocks, reservation.credit)
-        return reservation.table
+        return reservation.filled()
 
     def adopt(self, ticket_id: bytes) -> tuple[BlockTable, Credit]:
         """Everything has arrived: blocks and the rest of the promise go to the sequence, or to what forks from it."""

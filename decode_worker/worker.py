@@ -131,7 +131,7 @@ class DecodeWorker:
         assert reservation is not None, "the transport speaks of tickets that it was told to expect"
         match event:
             case Opened():
-                self._bind(reservation)
+                self._bind(reservation, event.ticket_id)
             case Received():
                 self._adopt(reservation, event)
             case Failed():
@@ -141,7 +141,7 @@ class DecodeWorker:
                     # What its own worker cancelled, the gateway knows from there: an answer may have ended with its
                     # first token, and this report could overtake it.
                     if event.reason is not Reason.CANCELLED:
-                        self._tell(reservation.gateway, _failure(reservation, event))
+                        self._tell(reservation.gateway, _failure(reservation, event.detail))
             case Closed():
                 self._reservations.closed(event.ticket_id)
                 self._grant()
@@ -246,14 +246,12 @@ class DecodeWorker:
         self._reservations.grant(ticket.ticket_id)
         self._tell(reservation.gateway, ReservedReport(key=key, blocks_held=fitted.first_block))
 
-    def _bind(self, reservation: Reservation) -> None:
+    def _bind(self, reservation: Reservation, ticket_id: bytes) -> None:
         """The source is about to send: give it places, unless the reservation was withdrawn meanwhile."""
         if reservation.state is not ReservationState.GRANTED:
             return
-        ticket = reservation.ticket
-        assert ticket is not None
-        blocks = self._reservations.bind(ticket.ticket_id).ids()[ticket.first_block :]
-        self._target.bind(ticket.ticket_id, [self._cache.block_view(block) for block in blocks])
+        blocks = self._reservations.bind(ticket_id)
+        self._target.bind(ticket_id, [self._cache.block_view(block) for block in blocks])
 
     def _adopt(self, reservation: Reservation, event: Received) -> None:
         """Commit: one local step, after which this worker owns the sequence."""
@@ -263,14 +261,14 @@ class DecodeWorker:
         assert event.num_tokens == len(order.token_ids), "the manifest was checked against the ticket"
         if not believable(event.first_tokens, order, self._vocab_size):
             self._end(order.key, Waste.TRANSFER_FAILED)
-            wrong = EndedReport(key=order.key, cause=EndCause.TRANSFER_FAILED, detail="no such first token")
-            self._tell(reservation.gateway, wrong)
+            self._tell(reservation.gateway, _failure(reservation, "no such first token"))
             return
         wanted = tuple(pair for pair in event.first_tokens if pair[0] not in reservation.unwanted)
         if not wanted and order.beam is None:
             self._end(order.key, Waste.CANCELLED)
             return
         del self._names[order.key]
+        self._cache.from_host(reservation.filled())
         self._go_on(reservation, wanted, *self._reservations.adopt(event.ticket_id))
         self._target.commit(event.ticket_id)
 
@@ -395,6 +393,6 @@ def _key(sequence_id: SequenceId) -> AttemptKey:
     return AttemptKey(request_id=sequence_id[0], attempt=sequence_id[1])
 
 
-def _failure(reservation: Reservation, event: Failed) -> EndedReport:
+def _failure(reservation: Reservation, detail: str) -> EndedReport:
     key = reservation.order.key
-    return EndedReport(key=key, cause=EndCause.TRANSFER_FAILED, detail=event.detail)
+    return EndedReport(key=key, cause=EndCause.TRANSFER_FAILED, detail=detail)

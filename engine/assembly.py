@@ -14,6 +14,7 @@ import torch
 from engine.cache.block_pool import BlockPool
 from engine.cache.kv_cache import KVCache
 from engine.cache.layout import KVLayout
+from engine.cache.staged_cache import StagedKVCache
 from engine.cache.swap_space import SwapSpace
 from engine.core import EngineCore
 from engine.errors import CapacityError
@@ -45,9 +46,11 @@ _DTYPES = {"auto": None, "float32": torch.float32, "bfloat16": torch.bfloat16, "
 
 
 class EngineFlags(Protocol):
-    """The flags of one engine by their usual names; dtypes are auto, float32 or bfloat16, of the cache also int8;
-    quantization is auto, none, gguf, int8 or int4."""
+    """The flags of one engine by their usual names; device is auto, cpu or cuda; dtypes are auto, float32 or bfloat16,
+    of the cache also int8; quantization is auto, none, gguf, int8 or int4."""
 
+    @property
+    def device(self) -> str: ...
     @property
     def dtype(self) -> str: ...
     @property
@@ -76,12 +79,13 @@ class EngineFlags(Protocol):
 class EngineWishes:
     """What an operator asked for. None: whatever is best here.
 
-    dtype: of the weights; kv_dtype: of the cache. max_model_len: tokens. num_blocks goes before kv_bytes, and that
-    before kv_share, which is of the device's free memory, in (0, 1]. swap_bytes: of host memory for sequences that are
-    given up.
+    device: auto, cpu or cuda. dtype: of the weights; kv_dtype: of the cache. max_model_len: tokens. num_blocks goes
+    before kv_bytes, and that before kv_share, which is of the device's free memory, in (0, 1]. swap_bytes: of host
+    memory for sequences that are given up.
     """
 
     model: Path
+    device: str = "auto"
     dtype: torch.dtype | None = None
     kv_dtype: torch.dtype | None = None
     quantization: Quantization | None = None
@@ -100,6 +104,7 @@ class EngineWishes:
         """From flags as an operator sets them; model: where its files are."""
         return cls(
             model=model,
+            device=flags.device,
             dtype=_DTYPES[flags.dtype],
             kv_dtype=_DTYPES[flags.kv_cache_dtype],
             quantization=_QUANTIZATIONS[flags.quantization],
@@ -148,10 +153,14 @@ class Engine:
 def assemble(
     wishes: EngineWishes, policy: Policy, *, memory_bytes: int, progress: Progress = SILENT
 ) -> Engine:
-    """memory_bytes: free memory of the device. Raises ModelError or CapacityError."""
-    chosen = choose_backend(wishes.dtype, wishes.threads, cores=wishes.cores, progress=progress)
+    """memory_bytes: free host memory. Raises ModelError or CapacityError."""
+    chosen = choose_backend(
+        wishes.dtype, wishes.threads, device=wishes.device, cores=wishes.cores, progress=progress
+    )
     backend = chosen.backend
     torch.set_num_threads(wishes.threads if isinstance(backend, ReferenceBackend) else 1)
+    if wishes.kv_dtype is torch.int8 and backend.device.type != "cpu":
+        raise CapacityError(f"a KV cache in int8 is not there for device {backend.device.type}")
     config = _read_config(wishes)
     max_model_len = wishes.max_model_len or config.max_position
     quantization = _quantization(wishes)
@@ -165,8 +174,8 @@ def assemble(
         dtype=wishes.kv_dtype or backend.dtype,
         numerics=f"{backend.numerics} quantization={quantization.value}",
     )
-    num_blocks = _num_blocks(wishes, layout, memory_bytes)
-    cache = KVCache(layout, num_blocks)
+    num_blocks = _num_blocks(wishes, layout, _cache_memory_bytes(backend.device, memory_bytes))
+    cache = _cache(layout, num_blocks, backend.device)
     core = EngineCore(
         pool=BlockPool(num_blocks),
         block_size=layout.block_size,
@@ -206,6 +215,18 @@ def _read_config(wishes: EngineWishes) -> ModelConfig:
         limit = config.max_position
         raise CapacityError(f"max_model_len {wishes.max_model_len} is over the model's own limit, {limit}")
     return config
+
+
+def _cache_memory_bytes(device: torch.device, host_bytes: int) -> int:
+    """Free where the cache is to be. On another device the cache takes as much host memory as is handed over."""
+    if device.type == "cpu":
+        return host_bytes
+    free, _ = torch.cuda.mem_get_info(device)
+    return min(free, host_bytes)
+
+
+def _cache(layout: KVLayout, num_blocks: int, device: torch.device) -> KVCache:
+    return KVCache(layout, num_blocks) if device.type == "cpu" else StagedKVCache(layout, num_blocks, device)
 
 
 def _swap_space(wishes: EngineWishes, cache: KVCache, memory_bytes: int) -> SwapSpace | None:

@@ -188,6 +188,7 @@ class PrefillWorker:
             return
         assert attempt.sequence is not None and attempt.sequence.table is not None
         blocks = attempt.sequence.table.ids()[attempt.pushed : until]
+        self._cache.to_host(blocks)
         views = [self._cache.block_view(block) for block in blocks]
         self._source.push(attempt.hand_off.ticket.ticket_id, attempt.pushed, views)
         attempt.pushed = until

@@ -88,6 +88,9 @@ class ModelOptions(BaseModel):
 class EngineOptions(ModelOptions):
     """One engine on one device. Names as vLLM users know them."""
 
+    device: Literal["auto", "cpu", "cuda"] = Field(
+        "auto", description="auto: cpu; the kernels for cuda have not run on a GPU yet"
+    )
     dtype: Dtype = Field("auto", description="of weights and activations")
     kv_cache_dtype: KVDtype = Field(
         "auto", description="of cached keys and values: as --dtype, or int8; auto: as the weights"

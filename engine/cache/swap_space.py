@@ -32,6 +32,7 @@ class SwapSpace:
         assert who not in self._owned, who
         assert len(blocks) <= len(self._free), f"{len(blocks)} blocks for {len(self._free)} places"
         self._owned[who] = [self._free.pop() for _ in blocks]
+        self._cache.to_host(blocks)
         for place, block in zip(self._owned[who], blocks, strict=True):
             self._memory.block_view(place)[:] = self._cache.block_view(block)
 
@@ -39,6 +40,7 @@ class SwapSpace:
         """Copy what was stored, from its block `first` on, into these blocks of the cache, and keep nothing of it."""
         for place, block in zip(self._owned[who][first:], blocks, strict=True):
             self._cache.block_view(block)[:] = self._memory.block_view(place)
+        self._cache.from_host(blocks)
         self.drop(who)
 
     def drop(self, who: SequenceId) -> None:

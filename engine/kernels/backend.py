@@ -95,7 +95,8 @@ class DecoderWeights:
     """A dense decoder, packed by the backend that is to compute it.
 
     embedding: [vocab, hidden] in the backend's dtype. heads: a multiple of kv_heads. cos, sin: float32
-    [max positions, head_dim / 2], halves layout (as Hugging Face). scale: of the products of queries and keys.
+    [max positions, head_dim / 2], halves layout (as Hugging Face). scale: of the products of queries and keys. What is
+    not packed may be in host memory.
     """
 
     embedding: torch.Tensor
@@ -131,6 +132,8 @@ class Backend(Protocol):
     """See the module."""
 
     name: str
+    device: torch.device
+    """Where packed weights are, and every tensor of a decoder's call."""
     dtype: torch.dtype
     """dtype of the packed weights: float32 or bfloat16."""
     numerics: str

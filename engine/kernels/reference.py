@@ -47,6 +47,7 @@ class ReferenceBackend:
 
     def __init__(self, dtype: torch.dtype) -> None:
         assert dtype in {torch.float32, torch.bfloat16}, dtype
+        self.device = torch.device("cpu")
         self.dtype = dtype
         self.numerics = f"reference {platform.machine()} torch={torch.__version__} weights={dtype}"
 

@@ -1,15 +1,17 @@
-"""Picks the CPU backend of a worker: compiled kernels where they can be built, plain torch where not.
+"""Picks the backend of a worker: compiled CPU kernels where they can be built, plain torch where not; a GPU for those
+who ask for it.
 
-Called once per worker at start-up. Never chooses for a GPU.
+Called once per worker at start-up. The GPU's kernels are imported only where they are to run.
 """
 
+import importlib.util
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 import torch
 
-from engine.errors import NoCompiler
+from engine.errors import CapacityError, NoCompiler
 from engine.kernels.backend import Backend
 from engine.kernels.core_share import ANY_CORES, CoreShare
 from engine.kernels.cpu.backend import CpuBackend
@@ -17,6 +19,9 @@ from engine.kernels.cpu.build import COMPILERS, build, default_cache_folder, fin
 from engine.kernels.cpu.library import Library
 from engine.kernels.reference import ReferenceBackend
 from engine.progress import SILENT, Progress
+
+CAPABILITY_LEAST = (8, 0)
+"""Of a GPU: the first one that multiplies bfloat16."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -31,16 +36,20 @@ def choose_backend(
     dtype: torch.dtype | None,
     threads: int,
     *,
+    device: str = "auto",
     cores: CoreShare = ANY_CORES,
     cache_folder: Path | None = None,
     compilers: Sequence[str] = COMPILERS,
     progress: Progress = SILENT,
 ) -> ChosenBackend:
-    """The best backend for this processor. dtype None: bfloat16 where the processor has it, else float32.
+    """The best backend of a device. dtype None: bfloat16 where the device has it, else float32.
 
-    cores: what the compiled ones run on. cache_folder: where built kernels are kept, the user's default when
-    None. compilers: tried in turn. Raises CapacityError when the system refuses the threads.
+    device: cpu, cuda, or auto, which is cpu as long as no GPU has run the kernels. cores: what the compiled ones run
+    on. cache_folder: where built kernels are kept, the user's default when None. compilers: tried in turn. Raises
+    CapacityError when the system refuses the threads, or has not what cuda needs.
     """
+    if device == "cuda":
+        return _cuda_backend(dtype)
     try:
         compiler = find_compiler(compilers)
         library = Library(build(cache_folder or default_cache_folder(), compiler, host_flags(), progress))
@@ -49,3 +58,23 @@ def choose_backend(
         return ChosenBackend(backend=ReferenceBackend(dtype or torch.float32), note=note)
     native = torch.bfloat16 if library.has_bf16() else torch.float32
     return ChosenBackend(backend=CpuBackend(dtype or native, threads, library, cores), note=None)
+
+
+def _cuda_backend(dtype: torch.dtype | None) -> ChosenBackend:
+    missing = _missing_for_cuda()
+    if missing is not None:
+        raise CapacityError(f"no device cuda: {missing}")
+    from engine.kernels.triton.backend import TritonBackend
+
+    backend = TritonBackend(dtype or torch.bfloat16, torch.device("cuda"))
+    return ChosenBackend(backend=backend, note="no GPU has run these kernels before: see docs/gpu.md")
+
+
+def _missing_for_cuda() -> str | None:
+    """Why kernels cannot run on a GPU here; None where they can."""
+    if not torch.cuda.is_available():
+        return f"torch {torch.__version__} finds none here"
+    if torch.cuda.get_device_capability() < CAPABILITY_LEAST:
+        least = ".".join(map(str, CAPABILITY_LEAST))
+        return f"{torch.cuda.get_device_name()} is older than compute capability {least}"
+    return None if importlib.util.find_spec("triton") else "triton is not installed"

@@ -132,3 +132,13 @@ def assert_logits_close():
         torch.testing.assert_close(logits, wanted, atol=1e-4, rtol=1e-4)
 
     return check
+
+
+@pytest.fixture
+def dots_in_order(monkeypatch):
+    """Kernels in Triton's interpreter sum as a GPU does."""
+    from triton.runtime.interpreter import InterpreterBuilder
+
+    from benchmarks.gpu_interpreter import ordered_dot
+
+    monkeypatch.setattr(InterpreterBuilder, "create_dot", ordered_dot)

@@ -138,6 +138,7 @@ def test_a_model_that_is_not_there_is_a_model_error(engine_of, tmp_path):
 
 def test_flags_become_wishes():
     flags = SimpleNamespace(
+        device="cpu",
         dtype="bfloat16",
         kv_cache_dtype="int8",
         quantization="int8",
@@ -152,6 +153,7 @@ def test_flags_become_wishes():
     )
     assert EngineWishes.of(flags, "path") == EngineWishes(
         model="path",
+        device="cpu",
         dtype=torch.bfloat16,
         kv_dtype=torch.int8,
         quantization=Quantization.INT8,

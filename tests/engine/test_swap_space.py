@@ -1,10 +1,12 @@
 """Host memory for blocks: what was stored comes back, and the books balance after whatever happens."""
 
 import pytest
+import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
 from engine.cache.kv_cache import KVCache
+from engine.cache.staged_cache import StagedKVCache
 from engine.cache.swap_space import SwapSpace
 from engine.scheduling.headroom import DECAY, RISE, Headroom
 from tests.fakes.hash_model import hash_layout
@@ -12,26 +14,33 @@ from tests.fakes.hash_model import hash_layout
 BLOCKS, PLACES = 8, 5
 
 
+def bytes_of(cache, block):
+    return cache.tensor[block].view(torch.uint8)
+
+
 @given(
     st.lists(
         st.tuples(st.sampled_from(["store", "restore", "drop"]), st.sampled_from("abc"), st.integers(1, 4))
-    )
+    ),
+    st.booleans(),
 )
-def test_what_is_stored_comes_back_as_it_was_and_nothing_is_lost(events):
-    cache = KVCache(hash_layout(), BLOCKS)
+def test_what_is_stored_comes_back_as_it_was_and_nothing_is_lost(events, staged):
+    device = torch.device("cpu")
+    cache = StagedKVCache(hash_layout(), BLOCKS, device) if staged else KVCache(hash_layout(), BLOCKS)
     swap, kept = SwapSpace(cache, PLACES), {}
     for turn, (event, name, count) in enumerate(events):
         who = (name, 1, 0)
         if event == "store" and who not in kept and count <= swap.free:
             for block in range(count):
-                cache.block_view(block)[:] = bytes([turn + block & 255]) * cache.layout.block_bytes()
-            kept[who] = [bytes(cache.block_view(block)) for block in range(count)]
+                bytes_of(cache, block).fill_(turn + block & 255)
+            kept[who] = [bytes_of(cache, block).clone() for block in range(count)]
             swap.store(who, range(count))
         elif event == "restore" and who in kept:
             first = min(1, len(kept[who]) - 1)
             blocks = range(4, 4 + len(kept[who]) - first)
             swap.restore(who, first, blocks)
-            assert [bytes(cache.block_view(block)) for block in blocks] == kept.pop(who)[first:]
+            for block, wanted in zip(blocks, kept.pop(who)[first:], strict=True):
+                assert torch.equal(bytes_of(cache, block), wanted)
         elif event == "drop" and who in kept:
             swap.drop(who)
             del kept[who]

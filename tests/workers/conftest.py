@@ -51,9 +51,9 @@ def make_order(request_id="r", attempt=1, prompt=(1, 2, 3, 4, 5), max_tokens=6, 
 class Side:
     """One worker with its engine and its end of the hand-off. heard: (gateway, report) pairs, in order."""
 
-    def __init__(self, bench, blocks, policy):
+    def __init__(self, bench, blocks, policy, cache_of):
         self.bench, self.heard, self.events = bench, [], deque()
-        self.cache = KVCache(LAYOUT, blocks)
+        self.cache = cache_of(LAYOUT, blocks)
         self.core = EngineCore(
             pool=BlockPool(blocks),
             block_size=LAYOUT.block_size,
@@ -110,13 +110,13 @@ class Side:
 
 
 class Bench:
-    """blocks: of each worker. script: what the network does to messages."""
+    """blocks: of each worker. script: what the network does to messages. cache_of: makes the caches."""
 
-    def __init__(self, blocks=40, script=deliver):
+    def __init__(self, blocks=40, script=deliver, cache_of=KVCache):
         self.now, self._serial = 0.0, count(1)
         network = MemoryNetwork(script)
-        self.p = Side(self, blocks, PrefillPolicy(budget_tokens=3, seats=4))
-        self.d = Side(self, blocks, policy := DecodePolicy(budget_tokens=16, seats=4))
+        self.p = Side(self, blocks, PrefillPolicy(budget_tokens=3, seats=4), cache_of)
+        self.d = Side(self, blocks, policy := DecodePolicy(budget_tokens=16, seats=4), cache_of)
         shared = {"layout": LAYOUT, "clock": self.clock}
         self.p.endpoint = TransferSource(
             identity=P,

@@ -33,6 +33,7 @@ class CpuBackend:
         self, dtype: torch.dtype, threads: int, library: Library, cores: CoreShare = ANY_CORES
     ) -> None:
         assert dtype in {torch.float32, torch.bfloat16}, dtype
+        self.device = torch.device("cpu")
         self.dtype = dtype
         bf16 = "own" if library.has_bf16() else "fma"
         attention = "rounded" if library.rounds_attention() else "float32"

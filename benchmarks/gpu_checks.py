@@ -1,0 +1,387 @@
+"""Every GPU kernel against float64, and every promise of equal bits. Needs torch and triton alone.
+
+The same checks run in Triton's interpreter, on small shapes, and on a GPU, on the shapes of models. A check answers
+with its worst error as a share of what is allowed; two results that must be equal to the bit answer 0 or infinity.
+"""
+
+import math
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from functools import partial
+from itertools import pairwise, product
+
+import torch
+
+from benchmarks.gpu_decoder import SMALL, random_decoder
+from benchmarks.gpu_scene import LAYER, Geometry, Run, Scene
+from engine.kernels.backend import GROUP, Decoder, PackedLinear, QuantizedWeight
+from engine.kernels.reference import ReferenceBackend
+from engine.kernels.triton import blocks, heads, rows
+from engine.kernels.triton.attention import attention
+from engine.kernels.triton.backend import TritonBackend
+from engine.kernels.triton.launch import interpreted
+from engine.kernels.triton.linear import PackedFloats, float_linear
+from engine.kernels.triton.quantized import pack_integers, quantized_linear
+from engine.kernels.triton.tiles import linear_tile, quantized_tile
+
+ATTENTION_BOUNDS = {torch.float32: 5e-6, torch.float16: 3e-3, torch.bfloat16: 2e-2}
+"""Absolute, on values of unit variance: softmax weights are rounded to the cache's dtype."""
+
+PRODUCT_BOUND = 2.0**-18
+"""Of the sum of the absolute products, whose factors are rounded beforehand: float32 sums."""
+
+ROW_BOUND = 4e-6
+"""Relative; of norms, gates and rotations."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Check:
+    """run: the worst error as a share of what is allowed; over 1, or NaN, is a fault."""
+
+    name: str
+    run: Callable[[], float]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Place:
+    """Where checks run. large: on the shapes of models. dtypes: of caches and weights."""
+
+    device: torch.device
+    large: bool
+    dtypes: tuple[torch.dtype, ...]
+
+    def random(self, *shape: int, seed: int = 0) -> torch.Tensor:
+        return torch.randn(*shape, generator=torch.Generator().manual_seed(seed)).to(self.device)
+
+
+def checks(place: Place) -> Iterator[Check]:
+    yield from attention_checks(place)
+    yield from product_checks(place)
+    yield from row_checks(place)
+    yield from head_checks(place)
+    yield from block_checks(place)
+    for bits in (None, 8, 4) if place.large else (4,):
+        name = "floats" if bits is None else f"int{bits}"
+        yield Check(name=f"a stack of layers, {name}, float32", run=partial(_stack_error, place, bits))
+
+
+def attention_checks(place: Place) -> Iterator[Check]:
+    for geometry in _geometries(place):
+        yield Check(name=f"attention is close: {geometry}", run=partial(_attention_error, place, geometry))
+    shapes = (
+        [(1, 3, 16, 8, None), (2, 1, 16, 5, 150)]
+        if not place.large
+        else [(8, 4, 128, 16, None), (8, 4, 128, 16, 900)]
+    )
+    for dtype, (kv_heads, group, dim, size, window) in product(place.dtypes, shapes):
+        geometry = Geometry(
+            kv_heads=kv_heads, group=group, dim=dim, block_size=size, dtype=dtype, window=window
+        )
+        yield Check(
+            name=f"attention in any chunks is equal: {geometry}", run=partial(_chunks_differ, place, geometry)
+        )
+        yield Check(
+            name=f"attention in any batch is equal: {geometry}", run=partial(_batches_differ, place, geometry)
+        )
+
+
+def product_checks(place: Place) -> Iterator[Check]:
+    for dtype, (count, outputs, inputs) in product(place.dtypes, _products(place)):
+        name = f"{count} rows x [{outputs}, {inputs}], {str(dtype)[6:]}"
+        yield Check(
+            name=f"product: {name}", run=partial(_product_error, place, dtype, count, outputs, inputs)
+        )
+    formats = ((8, False), (8, True), (4, False), (4, True))
+    for dtype, shape, (bits, least) in product(place.dtypes, _products(place), formats):
+        count, outputs, inputs = shape
+        name = f"{count} rows x [{outputs}, {inputs}], int{bits}{' with least' if least else ''}, {str(dtype)[6:]}"
+        yield Check(
+            name=f"product: {name}",
+            run=partial(_quantized_error, place, dtype, *shape, bits=bits, has_least=least),
+        )
+
+
+def _products(place: Place) -> tuple[tuple[int, int, int], ...]:
+    """(rows, outputs, inputs): inputs that are more than a chunk, and an odd number of groups."""
+    return ((70, 1000, 576), (300, 4096, 4096)) if place.large else ((5, 70, 96), (2, 9, 1056))
+
+
+def row_checks(place: Place) -> Iterator[Check]:
+    for width in (16, 100, 576) if not place.large else (128, 576, 4096, 14336):
+        yield Check(name=f"rms norm of {width}", run=partial(_norm_error, place, width))
+        yield Check(name=f"rms norm of {width} with a residual", run=partial(_added_norm_error, place, width))
+        yield Check(name=f"gate of {width}", run=partial(_gate_error, place, width))
+
+
+def head_checks(place: Place) -> Iterator[Check]:
+    for dim, dtype in product((16, 40) if not place.large else (64, 80, 128), place.dtypes):
+        name = f"heads of {dim}, {str(dtype)[6:]}"
+        yield Check(name=f"rotation: {name}", run=partial(_rotation_error, place, dim))
+        yield Check(name=f"writing keys and values: {name}", run=partial(_write_error, place, dim, dtype))
+        yield Check(name=f"one pass equals two: {name}", run=partial(_passes_differ, place, dim, dtype))
+
+
+def block_checks(place: Place) -> Iterator[Check]:
+    yield Check(name="blocks copied, in order", run=partial(_copies_differ, place))
+    yield Check(name="blocks gathered and put back", run=partial(_gathers_differ, place))
+
+
+def worst(got: torch.Tensor, exact: torch.Tensor, allowed: torch.Tensor | float) -> float:
+    """The largest error as a share of what is allowed; NaN where a result is not finite."""
+    if got.shape != exact.shape or not got.isfinite().all():
+        return math.nan
+    return float(((got.double() - exact).abs() / allowed).max())
+
+
+def differ(first: torch.Tensor, second: torch.Tensor) -> float:
+    return 0.0 if torch.equal(first, second) else math.inf
+
+
+def _geometries(place: Place) -> Iterator[Geometry]:
+    if place.large:
+        shapes = [(8, 4, 128, 16, None), (8, 4, 128, 16, 500), (3, 3, 64, 16, None), (1, 8, 256, 32, None)]
+    else:
+        shapes = [(1, 1, 16, 4, None), (2, 3, 24, 16, None), (1, 4, 40, 7, 20), (1, 2, 16, 16, 1)]
+    for dtype, (kv_heads, group, dim, size, window) in product(place.dtypes, shapes):
+        yield Geometry(kv_heads=kv_heads, group=group, dim=dim, block_size=size, dtype=dtype, window=window)
+
+
+def _attend(scene: Scene, runs: list[Run]) -> list[torch.Tensor]:
+    geometry = scene.geometry
+    scale = geometry.dim**-0.5
+    out = attention(scene.rows(runs), scene.cache, LAYER, scene.meta(runs), scale, geometry.window)
+    return list(out.split([end - first for _, first, end in runs]))
+
+
+def _attention_error(place: Place, geometry: Geometry) -> float:
+    """Whole prompts, the end of a long one, and single rows."""
+    long = 3000 if place.large else 300
+    scene = Scene([37, 1, long], geometry, place.device)
+    several: list[Run] = [(0, 0, 37), (1, 0, 1), (2, long - 5, long)]
+    single: list[Run] = [(2, long - 1, long), (0, 20, 21), (1, 0, 1)]
+    bound = ATTENTION_BOUNDS[geometry.dtype]
+    return max(
+        worst(got.cpu(), scene.exact(run), bound)
+        for runs in (several, single)
+        for run, got in zip(runs, _attend(scene, runs), strict=True)
+    )
+
+
+def _chunks_differ(place: Place, geometry: Geometry) -> float:
+    """The last rows of a long sequence, taken whole, in uneven chunks and one by one."""
+    end, count = (5000, 300) if place.large else (530, 5)
+    scene = Scene([end], geometry, place.device)
+    first = end - count
+    (whole,) = _attend(scene, [(0, first, end)])
+    faults = 0.0
+    for step in (1, 64, 100) if place.large else (1, 3):
+        cuts = pairwise([*range(first, end, step), end])
+        faults = max(faults, differ(torch.cat([_attend(scene, [(0, a, b)])[0] for a, b in cuts]), whole))
+    return faults
+
+
+def _batches_differ(place: Place, geometry: Geometry) -> float:
+    """Rows of one sequence alone, and among others, in both kinds of call."""
+    lengths = [700, 3, 5000, 64] if place.large else [20, 3, 290, 33]
+    scene = Scene(lengths, geometry, place.device)
+    few: list[Run] = [(s, max(0, length - 4), length) for s, length in enumerate(lengths)]
+    single: list[Run] = [(s, length - 1, length) for s, length in enumerate(lengths)]
+    return max(
+        differ(_attend(scene, [run])[0], got)
+        for runs in (few, single)
+        for run, got in zip(runs, _attend(scene, runs), strict=True)
+    )
+
+
+def _product_error(place: Place, dtype: torch.dtype, count: int, outputs: int, inputs: int) -> float:
+    x, bias = place.random(count, inputs), place.random(outputs, seed=1)
+    weight = (place.random(outputs, inputs, seed=2) / inputs**0.5).to(dtype)
+    packed = PackedFloats(weight=weight, bias=bias)
+    multiply = partial(float_linear, packed=packed, tile=linear_tile(dtype))
+    return max(
+        _rows_differ(x, multiply), _against_exact(x, dtype, weight.double(), weight.double(), bias, multiply)
+    )
+
+
+def _quantized_error(
+    place: Place, dtype: torch.dtype, count: int, outputs: int, inputs: int, *, bits: int, has_least: bool
+) -> float:
+    x, bias = place.random(count, inputs), place.random(outputs, seed=1)
+    weight = quantized_weight(outputs, inputs, bits, has_least=has_least)
+    packed = pack_integers(weight, bias, place.device)
+    multiply = partial(quantized_linear, packed=packed, tile=quantized_tile(dtype), dtype=dtype)
+    values = weight.values().double().to(place.device)
+    summed = values.abs() + (1 << bits) * weight.scales.double().repeat_interleave(GROUP, 1).to(place.device)
+    return max(_rows_differ(x, multiply), _against_exact(x, dtype, values, summed, bias, multiply))
+
+
+def quantized_weight(outputs: int, inputs: int, bits: int, *, has_least: bool) -> QuantizedWeight:
+    """Random, of values near one."""
+    random = torch.Generator().manual_seed(3)
+    scales = (torch.rand(outputs, inputs // GROUP, generator=random) / (1 << bits)).half()
+    return QuantizedWeight(
+        codes=torch.randint(0, 1 << bits, (outputs, inputs), dtype=torch.uint8, generator=random),
+        scales=scales,
+        least=(scales.float() * -(1 << (bits - 1))).half() if has_least else None,
+        bits=bits,
+        zero=0 if has_least else 1 << (bits - 1),
+    )
+
+
+def _against_exact(
+    x: torch.Tensor,
+    dtype: torch.dtype,
+    values: torch.Tensor,
+    summed: torch.Tensor,
+    bias: torch.Tensor,
+    multiply: Callable[..., torch.Tensor],
+) -> float:
+    rounded = x.to(torch.float32 if interpreted() and dtype == torch.bfloat16 else dtype).double()
+    allowed = PRODUCT_BOUND * (rounded.abs() @ summed.abs().T + bias.double().abs())
+    return worst(multiply(x, split=False), rounded @ values.T + bias.double(), allowed)
+
+
+def _rows_differ(x: torch.Tensor, multiply: Callable[..., torch.Tensor]) -> float:
+    """All rows at once, the last alone, some, and each of them split over more programs."""
+    whole = multiply(x, split=False)
+    last = slice(len(x) - 1, None)
+    ways = ((slice(None), True), (last, False), (last, True))
+    return max(differ(multiply(x[part], split=split), whole[part]) for part, split in ways)
+
+
+def _norm_error(place: Place, width: int) -> float:
+    wide, weight = place.random(6, 3 * width), place.random(width, seed=1)
+    x = wide.view(6, 3, width)[:, 1:]
+    exact = x.double() * (x.double().square().mean(-1, keepdim=True) + 1e-5).rsqrt() * weight.double()
+    return worst(rows.rms_norm(x, weight, 1e-5), exact, ROW_BOUND * exact.abs() + 1e-12)
+
+
+def _added_norm_error(place: Place, width: int) -> float:
+    x, residual, weight = (
+        place.random(6, width) if seed == 0 else place.random(6, width, seed=seed) for seed in range(3)
+    )
+    summed = x + residual
+    exact = (
+        summed.double()
+        * (summed.double().square().mean(-1, keepdim=True) + 1e-5).rsqrt()
+        * weight[0].double()
+    )
+    got = rows.add_rms_norm(x, residual, weight[0].contiguous(), 1e-5)
+    return max(differ(residual, summed), worst(got, exact, ROW_BOUND * exact.abs() + 1e-12))
+
+
+def _gate_error(place: Place, width: int) -> float:
+    x = place.random(3, 2 * width) * 4
+    gate, up = x.double().chunk(2, dim=1)
+    exact = gate * gate.sigmoid() * up
+    return worst(rows.silu_mul(x), exact, ROW_BOUND * exact.abs() + 1e-12)
+
+
+def _heads(place: Place, dim: int) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
+    """(q, k, v) as slices of one projection, 3 query and 2 key heads; positions."""
+    fused = place.random(4, 7, dim)
+    q, k, v = fused.split([3, 2, 2], dim=1)
+    return q, k, v, torch.tensor([0, 1, 77, 30], dtype=torch.int32, device=place.device)
+
+
+def _angles(place: Place, dim: int) -> tuple[torch.Tensor, torch.Tensor]:
+    angles = torch.outer(torch.arange(80.0), torch.logspace(0, -3, dim // 2)).to(place.device)
+    return angles.cos(), angles.sin()
+
+
+def _rotation_error(place: Place, dim: int) -> float:
+    q, k, _, positions = _heads(place, dim)
+    cos, sin = _angles(place, dim)
+    c, s = cos[positions.long()].unsqueeze(1).double(), sin[positions.long()].unsqueeze(1).double()
+    before = [x.double() for x in (q, k)]
+    heads.rotate(q, k, positions, cos, sin)
+    errors = []
+    for got, x in zip((q, k), before, strict=True):
+        first, second = x.chunk(2, dim=-1)
+        exact = torch.cat((first * c - second * s, second * c + first * s), dim=-1)
+        errors.append(worst(got, exact, ROW_BOUND * (first.abs() + second.abs()).repeat(1, 1, 2) + 1e-12))
+    return max(errors)
+
+
+_SLOTS = (13, 2, 19, 8)
+
+
+def _empty_cache(place: Place, dim: int, dtype: torch.dtype) -> torch.Tensor:
+    return torch.zeros((4, 2, 2, 5, 2, dim), dtype=dtype, device=place.device)
+
+
+def _write_error(place: Place, dim: int, dtype: torch.dtype) -> float:
+    """Rounded to the nearest, or, as the interpreter does, towards zero; and nothing else is touched."""
+    _, k, v, _ = _heads(place, dim)
+    cache = _empty_cache(place, dim, dtype)
+    heads.write(cache, 1, k, v, torch.tensor(_SLOTS, device=place.device))
+    exact = torch.zeros_like(cache, dtype=torch.float64)
+    for row, slot in enumerate(_SLOTS):
+        exact[slot // 5, 1, 0, slot % 5], exact[slot // 5, 1, 1, slot % 5] = k[row].double(), v[row].double()
+    return worst(cache, exact, torch.finfo(dtype).eps * exact.abs() + torch.finfo(dtype).smallest_normal)
+
+
+def _passes_differ(place: Place, dim: int, dtype: torch.dtype) -> float:
+    slots, (cos, sin) = torch.tensor(_SLOTS, device=place.device), _angles(place, dim)
+    q, k, v, positions = _heads(place, dim)
+    once, twice = _empty_cache(place, dim, dtype), _empty_cache(place, dim, dtype)
+    heads.rotate_and_write(q, k, v, positions, cos, sin, once, 1, slots)
+    rotated, k, v, _ = _heads(place, dim)
+    heads.rotate(rotated, k, positions, cos, sin)
+    heads.write(twice, 1, k, v, slots)
+    return max(differ(q, rotated), differ(once, twice))
+
+
+def _copies_differ(place: Place) -> float:
+    cache, wanted = place.random(9, 2, 2, 3, 1, 8), place.random(9, 2, 2, 3, 1, 8)
+    copies = [(0, 5), (5, 1), (2, 5), (3, 4), (8, 3), (7, 0)]
+    for source, target in copies:
+        wanted[target] = wanted[source].clone()
+    blocks.copy_blocks(cache, copies)
+    return differ(cache, wanted)
+
+
+def _gathers_differ(place: Place) -> float:
+    cache = place.random(9, 2, 2, 3, 1, 8).to(torch.float16)
+    chosen = torch.tensor([4, 0, 8], device=place.device)
+    gathered = blocks.gather_blocks(cache, chosen)
+    target, wanted = torch.zeros_like(cache), torch.zeros_like(cache)
+    wanted[chosen] = cache[chosen]
+    blocks.scatter_blocks(target, chosen, gathered)
+    return max(differ(gathered, cache[chosen]), differ(target, wanted))
+
+
+class _Exact(ReferenceBackend):
+    """Inputs of quantized weights are not rounded."""
+
+    def pack_quantized(self, weight: QuantizedWeight, bias: torch.Tensor | None = None) -> PackedLinear:
+        return self.pack(weight.values(), bias)
+
+
+def _stack_error(place: Place, bits: int | None) -> float:
+    """Two prompts, one in chunks, then a row each: as by the reference, and equal however they are cut."""
+    tested, exact = TritonBackend(torch.float32, place.device), _Exact(torch.float32)
+    batches: tuple[list[list[Run]], ...] = (
+        [[(0, 0, 13), (1, 0, 4)], [(1, 4, 8)], [(0, 13, 14), (1, 8, 9)]],
+        [[(0, 0, 14), (1, 0, 9)]],
+    )
+    host = torch.device("cpu")
+    decoder = random_decoder(SMALL, tested, bits, host)
+    chunked, whole = (_logits(decoder, tested.device, each) for each in batches)
+    wanted = _logits(random_decoder(SMALL, exact, bits, host), exact.device, batches[1])
+    return max(differ(chunked, whole), worst(whole, wanted.double(), 2e-4))
+
+
+def _logits(decoder: Decoder, device: torch.device, batches: list[list[Run]]) -> torch.Tensor:
+    """Of both sequences, in order, on the host."""
+    geometry = Geometry(kv_heads=SMALL.kv_heads, group=2, dim=SMALL.dim, block_size=4, dtype=torch.float32)
+    scene = Scene([14, 9], geometry, device)
+    tokens = [torch.arange(length) * 37 % SMALL.vocab for length in (14, 9)]
+    found: list[list[torch.Tensor]] = [[], []]
+    for runs in batches:
+        token_ids = torch.cat([tokens[sequence][first:end] for sequence, first, end in runs]).to(device)
+        every = torch.arange(len(token_ids), device=device)
+        logits = decoder.forward(token_ids, scene.cache, scene.meta(runs), every).cpu()
+        for run, part in zip(runs, logits.split([end - first for _, first, end in runs]), strict=True):
+            found[run[0]].append(part)
+    return torch.cat([part for parts in found for part in parts])

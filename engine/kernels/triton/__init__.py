@@ -1,0 +1,1 @@
+"""Kernels in Triton, for NVIDIA GPUs from compute capability 8.0 on."""

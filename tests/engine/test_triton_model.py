@@ -1,0 +1,67 @@
+"""Whole models on the GPU kernels, in Triton's interpreter, as on the reference backend."""
+
+import pytest
+import torch
+import transformers as hf
+
+from engine.kernels.reference import ReferenceBackend
+from engine.kernels.triton.backend import TritonBackend
+from engine.model.load import load_model
+from tests.engine.conftest import BLOCK_SIZE
+from tests.fakes.batches import BatchItem, batch_of
+
+SMALL = {
+    "vocab_size": 64,
+    "hidden_size": 32,
+    "intermediate_size": 48,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "max_position_embeddings": 64,
+    "initializer_range": 0.3,
+}
+CONFIGS = {
+    "norms of heads": hf.Qwen3Config(**SMALL, head_dim=16),
+    "window and biases": hf.Qwen2Config(
+        **SMALL, use_sliding_window=True, sliding_window=5, max_window_layers=1
+    ),
+}
+PROMPT = [3, 17, 5, 60, 2, 44, 44, 8, 61]
+
+
+def generate(path, backend, runner_of, steps):
+    """(logits of each token said [1, vocab], greedy tokens): the prompt in the given steps, then one at a time."""
+    runner = runner_of(load_model(path, backend, max_model_len=32), 8)
+    tokens, logits, first = list(PROMPT), [], 0
+    for count in steps:
+        item = BatchItem(
+            tokens=tuple(tokens[first : first + count]),
+            first_position=first,
+            block_table=tuple(range(7, 7 - -(-(first + count) // BLOCK_SIZE), -1)),
+            wants_logits=first + count == len(tokens),
+        )
+        logits.append(runner.run(batch_of(item, block_size=BLOCK_SIZE)))
+        first += count
+        if first == len(tokens):
+            tokens.append(int(logits[-1].argmax()))
+    return torch.cat(logits), tokens[len(PROMPT) :]
+
+
+@pytest.mark.parametrize("name", CONFIGS)
+def test_a_model_says_what_it_says_on_the_reference_backend(
+    name, random_model_of, runner_of, tmp_path, dots_in_order
+):
+    random_model_of(CONFIGS[name]).save_pretrained(tmp_path)
+    steps = [len(PROMPT), 1, 1]
+    wanted, tokens = generate(tmp_path, ReferenceBackend(torch.float32), runner_of, steps)
+    tested = TritonBackend(torch.float32, torch.device("cpu"))
+    got, same_tokens = generate(tmp_path, tested, runner_of, steps)
+    assert same_tokens == tokens
+    torch.testing.assert_close(got, wanted, atol=1e-4, rtol=1e-4)
+    in_chunks, _ = generate(tmp_path, tested, runner_of, [4, 5, 1, 1])
+    assert torch.equal(in_chunks, got)
+
+
+def test_kernels_run_where_the_interpreter_or_a_gpu_is():
+    with pytest.raises(AssertionError, match="cannot run on cuda"):
+        TritonBackend(torch.float32, torch.device("cuda"))
