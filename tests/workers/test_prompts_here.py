@@ -251,7 +251,7 @@ def test_one_that_is_given_up_before_its_first_token_comes_back_with_how_often(o
     assert (report.cause.name, report.preemptions) == ("PREEMPTED", 1)
     counts = bench.d.worker.tokens()
     assert counts.wasted == {Waste.PREEMPTED: computed} and counts.balanced()
-    alone(bench, replace(order, key=replace(order.key, attempt=2), preemptions=1))
+    alone(bench, replace(order, key=order.key._replace(attempt=2), preemptions=1))
     bench.settle()
     assert bench.d.tokens(attempt=2) == golden(list(range(1, computed + 2)), 9)
 
