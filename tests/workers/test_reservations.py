@@ -177,10 +177,12 @@ def test_withdrawing_tells_where_it_was(bench, order_of):
 
 
 def test_what_is_adopted_is_the_tables_blocks_and_the_rest_of_the_promise(bench, order_of):
-    scene = Scene(bench, order_of, S.ADOPTED)
-    table, credit = scene.results[-1]
+    scene = Scene(bench, order_of, S.BOUND)
+    own = scene.reservation.table
+    assert scene.results[-1] == own.ids()
+    table, credit = scene.do("adopt")
     assert (len(table), credit.blocks) == (2, 1)
-    assert scene.results[1].spent(), "the reservation's own handle is gone"
+    assert own.spent(), "the reservation's own handle is gone"
     scene.pool.release(table)
     scene.pool.waive(credit)
     scene.do("closed")
