@@ -16,6 +16,7 @@ from kvtransfer.errors import Reason
 from kvtransfer.greeting import BlockShape, hello
 from kvtransfer.identity import Identity
 from kvtransfer.ticket import mint, seal
+from service import worker_access
 from service.worker_rim import PROTOCOL_VERSION
 from tests.cases.conftest import SOURCES, TARGETS, cold, computed, held, same, wasted, wish
 from tests.e2e.conftest import stream
@@ -164,7 +165,7 @@ class Stranger:
         self._socket.send_multipart((wire.encode(wire.for_ticket(ticket, message)), *payload))
 
 
-async def welcome_of(address):
+async def welcome_of(address, ticket_key):
     """What a decode worker tells its gateways of itself."""
     greeting = pb.Hello(protocol_version=PROTOCOL_VERSION, gateway_id="stranger", gateway_epoch=1)
 
@@ -173,7 +174,7 @@ async def welcome_of(address):
         await asyncio.Event().wait()
 
     async with grpc.aio.insecure_channel(address) as channel:
-        call = DecodeServiceStub(channel).Attach(say())
+        call = DecodeServiceStub(channel).Attach(say(), metadata=worker_access.credential(ticket_key))
         welcome = (await call.read()).welcome
         call.cancel()
         return welcome
@@ -184,7 +185,7 @@ def resident_bytes(pid):
 
 
 async def test_case_16_10000_hand_offs_of_requests_that_nobody_sent_take_no_memory(rig):
-    welcome = await welcome_of(rig.addresses["d0"])
+    welcome = await welcome_of(rig.addresses["d0"], rig.ticket_key)
     stranger = Stranger(rig.ticket_key, welcome, rig.kv_address("d0"))
     pid = rig.pids()["d0"]
 
