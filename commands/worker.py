@@ -33,6 +33,7 @@ from service.machine import (
     KEPT_BYTES,
     bind_to_cores,
     free_memory_bytes,
+    give_way,
     keep_freed_memory,
     take_short_turns,
 )
@@ -76,11 +77,13 @@ class Worker(worker_rim.Worker, Protocol):
 
 
 class Role(Protocol):
-    """What is particular about a role. service: full name of its gRPC service; response: its stream's message."""
+    """What is particular about a role. service: full name of its gRPC service; response: its stream's message. nice:
+    how far it makes way for other processes of its machine."""
 
     service: str
     end: End
     response: Callable[..., Response]
+    nice: int
 
     def policy(self, options: WorkerOptions) -> Policy: ...
 
@@ -109,6 +112,7 @@ class Role(Protocol):
 
 def run(options: WorkerOptions, role: Role) -> None:
     """Serve until a signal. Raises StartupError or EngineError when it cannot start."""
+    give_way(role.nice)
     board = None if options.core_board is None else CoreBoard.open(options.core_board)
     cores = CoreShare(own=options.cores or (), board=options.core_board, seat=options.core_seat)
     wishes = EngineWishes.of(options, resolve_model(options.model), cores)

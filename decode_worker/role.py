@@ -27,6 +27,7 @@ class DecodeRole:
     service = pb.DESCRIPTOR.services_by_name["DecodeService"].full_name
     end = End.TARGET
     response: Callable[..., Response] = pb.DecodeServiceAttachResponse
+    nice = 0
 
     def policy(self, options: WorkerOptions) -> DecodePolicy:
         return DecodePolicy(budget_tokens=options.max_num_batched_tokens, seats=options.max_num_seqs)

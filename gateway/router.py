@@ -26,6 +26,8 @@ STEP_SHARE = 0.25
 """By how much of a step a worker lets prompts make it longer for those who generate in it."""
 DELAY_STEPS = 2
 """By how many steps in all a prompt may delay those who generate, as long as it could be computed elsewhere."""
+LONE_MS = 100.0
+"""How long a prompt may be computed where nobody generates: who comes meanwhile shares the steps with what is left."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -161,9 +163,11 @@ class _Guess:
         return self._prompt_ms(source) + handing_over + generating
 
     def short(self, target: WorkerView) -> bool:
-        """Whether those who generate here hardly feel that this prompt is computed beside them. Nobody knows before it
-        was measured how long their steps are."""
-        return 0 < self._work_ms(target) <= DELAY_STEPS * target.step_ms
+        """Whether those who generate here, or may soon, hardly feel that this prompt is computed beside them. Nobody
+        knows before it was measured how long their steps are."""
+        if target.step_ms == 0:
+            return False
+        return self._work_ms(target) <= (DELAY_STEPS * target.step_ms if target.sequences else LONE_MS)
 
     def _prompt_ms(self, source: WorkerView) -> float:
         """Without free blocks it would wait until others are handed over."""

@@ -26,6 +26,7 @@ class PrefillRole:
     service = pb.DESCRIPTOR.services_by_name["PrefillService"].full_name
     end = End.SOURCE
     response: Callable[..., Response] = pb.PrefillServiceAttachResponse
+    nice = 5
 
     def policy(self, options: WorkerOptions) -> PrefillPolicy:
         return PrefillPolicy(budget_tokens=options.max_num_batched_tokens, seats=options.max_num_seqs)

@@ -27,6 +27,12 @@ def take_short_turns() -> None:
     sys.setswitchinterval(TURN_S)
 
 
+def give_way(nice: int) -> None:
+    """Let others of this machine go first, where they want the same cores: this process, and all threads that it starts
+    from now on. nice: see nice(2), 0 for nobody."""
+    os.nice(nice)
+
+
 def free_memory_bytes() -> int:
     """Memory that a new process can take without swapping (MemAvailable of proc(5))."""
     with open("/proc/meminfo", encoding="ascii") as lines:

@@ -5,7 +5,7 @@ from dataclasses import replace
 import pytest
 
 from engine.scheduling import pace
-from gateway.router import DELAY_STEPS, STEP_SHARE, NoRoute, Route, WorkerView, pick
+from gateway.router import DELAY_STEPS, LONE_MS, STEP_SHARE, NoRoute, Route, WorkerView, pick
 from service.orders import AttemptKey, Beam, Choice, SequenceOrder
 
 
@@ -245,6 +245,7 @@ def test_a_decode_worker_that_failed_by_itself_is_no_reason_to_spare_the_prefill
 
 MEASURED = {"step_ms": 20.0, "prompt_token_ms": 1.0}
 SHORT = int(DELAY_STEPS * 20)
+LONE = int(LONE_MS)
 
 
 @pytest.mark.parametrize(
@@ -252,13 +253,16 @@ SHORT = int(DELAY_STEPS * 20)
     [
         # What delays nobody by more than it may is computed where it is needed.
         (SHORT, {}, None),
-        (SHORT + 1, {}, "p"),
+        (SHORT + 1, {"sequences": 1}, "p"),
         (90, {"cached_tokens": 80}, None),
-        (90, {"cached_tokens": 40}, "p"),
+        (90, {"cached_tokens": 40, "sequences": 1}, "p"),
         # Others are before it, or get on slowly.
         (SHORT // 2, {"queued_tokens": SHORT}, "p"),
         (SHORT, {"prompt_token_ms": 2.0}, "p"),
-        (SHORT, {"step_ms": 10.0}, "p"),
+        (SHORT, {"step_ms": 10.0, "sequences": 1}, "p"),
+        # Where nobody generates, nobody is delayed; but somebody may come.
+        (LONE - 10, {"step_ms": 10.0, "queued_tokens": 10}, None),
+        (LONE - 10, {"queued_tokens": 11}, "p"),
         # Where nobody has measured how long a step is, nobody can say who is delayed.
         (1, {"step_ms": 0.0}, "p"),
         # Its own pace may be unknown: then it is that of the others.
