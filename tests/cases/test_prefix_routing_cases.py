@@ -1,4 +1,4 @@
-"""Requests find the pair of workers that has their prompt, through whichever gateway they come and whatever it missed.
+"""Requests find the workers that have their prompt, through whichever gateway they come and whatever it missed.
 
 Row 89 of the cases: a subscriber that is gone for two seconds knows the truth when it is back.
 """
@@ -30,6 +30,11 @@ async def asked(rig, channel, request):
     return answer, {name for name in after if after[name] > before[name]}
 
 
+def went_back(workers, pair):
+    """Whether these are the ones that have it: the decode worker, which can do without the other."""
+    return pair & {*TARGETS} <= workers <= pair
+
+
 async def serving_idle(channel):
     """Once this gateway serves with all workers, and none of them has anything to do."""
     stub = control_pb2_grpc.ControlServiceStub(channel)
@@ -44,14 +49,14 @@ async def serving_idle(channel):
         await asyncio.sleep(0.05)
 
 
-async def test_a_prompt_that_comes_again_goes_to_the_pair_that_has_it(rig):
+async def test_a_prompt_that_comes_again_goes_to_workers_that_have_it(rig):
     for words in (8901, 8902, 8903):
         request = wish(words, LENGTH, 4)
         first, pair = await asked(rig, rig.channel, request)
         assert first.usage.cached_tokens == 0
-        assert len(pair & {*SOURCES}) == len(pair & {*TARGETS}) == 1
+        assert len(pair & {*TARGETS}) == 1 and len(pair & {*SOURCES}) <= 1
         again, same_pair = await asked(rig, rig.channel, request)
-        assert (again.usage.cached_tokens, same_pair) == (CACHED, pair)
+        assert again.usage.cached_tokens == CACHED and went_back(same_pair, pair)
         assert same(again, first)
 
 
@@ -63,7 +68,7 @@ async def test_a_gateway_that_starts_later_knows_what_is_cached_where(rig):
             again, same_pair = await asked(rig, channel, request)
         finally:
             rig.end("late")
-    assert (again.usage.cached_tokens, same_pair) == (CACHED, pair)
+    assert again.usage.cached_tokens == CACHED and went_back(same_pair, pair)
     assert same(again, first)
 
 
@@ -75,7 +80,7 @@ async def test_row_89_a_gateway_that_was_gone_for_two_seconds_knows_what_was_cac
                 await asyncio.sleep(AWAY_S)
             for n, (first, pair) in enumerate(asked_meanwhile):
                 again, same_pair = await asked(rig, channel, wish(8920 + n, LENGTH, 4))
-                assert (again.usage.cached_tokens, same_pair) == (CACHED, pair)
+                assert again.usage.cached_tokens == CACHED and went_back(same_pair, pair)
                 assert same(again, first)
         finally:
             rig.end("absent")

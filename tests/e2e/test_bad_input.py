@@ -148,21 +148,21 @@ async def refusal(channel, method, request):
     return raised.value
 
 
-def finished_prompts(stack):
+def finished_answers(stack):
     return sum(
-        worker.finished_sequences for worker in stack.status().workers if worker.worker_id == "prefill-0"
+        worker.finished_sequences for worker in stack.status().workers if worker.worker_id == "decode-0"
     )
 
 
 async def test_every_invalid_field_is_named_with_its_limit_and_reaches_no_worker(exact_stack):
-    before = finished_prompts(exact_stack)
+    before = finished_answers(exact_stack)
     async with undisturbed(exact_stack) as answers, grpc.aio.insecure_channel(exact_stack.grpc) as channel:
         for asked, field, rule in INVALID_SPECS:
             for method, request in METHODS.items():
                 fields = explained(await refusal(channel, method, request(spec=asked)), INVALID)
                 assert rule in fields.get(field, ""), (str(asked)[:200], fields)
     exact_stack.idle_ledgers()
-    assert finished_prompts(exact_stack) == before + 1 + len(answers), "the neighbour's, and no other"
+    assert finished_answers(exact_stack) == before + 1 + len(answers), "the neighbour's, and no other"
 
 
 async def test_what_is_no_message_unknown_or_too_large_is_refused_with_details(exact_stack):
@@ -255,7 +255,7 @@ def told(response, status):
 
 
 async def test_every_mistake_over_http_is_an_error_object_that_names_field_and_limit(exact_stack):
-    before = finished_prompts(exact_stack)
+    before = finished_answers(exact_stack)
     async with undisturbed(exact_stack) as answers, httpx.AsyncClient(base_url=exact_stack.http) as client:
         for path, bodies in (("/v1/completions", HTTP_BODIES), ("/v1/chat/completions", HTTP_CHATS)):
             for body, field, rule in bodies:
@@ -271,7 +271,7 @@ async def test_every_mistake_over_http_is_an_error_object_that_names_field_and_l
         assert str(REQUEST_BYTES_MAX) in told(huge, 413)["message"]
         assert told(await client.get("/v1/nothing"), 404)["message"]
     exact_stack.idle_ledgers()
-    assert finished_prompts(exact_stack) == before + 1 + len(answers), "the neighbour's, and no other"
+    assert finished_answers(exact_stack) == before + 1 + len(answers), "the neighbour's, and no other"
 
 
 async def cut_off(stack, sent):
