@@ -149,6 +149,8 @@ async def refusal(channel, method, request):
 
 
 def finished_answers(stack):
+    """Of an idle stack."""
+    stack.idle_ledgers()
     return sum(
         worker.finished_sequences for worker in stack.status().workers if worker.worker_id == "decode-0"
     )
@@ -161,7 +163,6 @@ async def test_every_invalid_field_is_named_with_its_limit_and_reaches_no_worker
             for method, request in METHODS.items():
                 fields = explained(await refusal(channel, method, request(spec=asked)), INVALID)
                 assert rule in fields.get(field, ""), (str(asked)[:200], fields)
-    exact_stack.idle_ledgers()
     assert finished_answers(exact_stack) == before + 1 + len(answers), "the neighbour's, and no other"
 
 
@@ -270,7 +271,6 @@ async def test_every_mistake_over_http_is_an_error_object_that_names_field_and_l
         huge = await client.post("/v1/completions", content=b" " * (REQUEST_BYTES_MAX + 1), headers=JSON)
         assert str(REQUEST_BYTES_MAX) in told(huge, 413)["message"]
         assert told(await client.get("/v1/nothing"), 404)["message"]
-    exact_stack.idle_ledgers()
     assert finished_answers(exact_stack) == before + 1 + len(answers), "the neighbour's, and no other"
 
 
