@@ -82,7 +82,7 @@ async def test_a_short_prompt_goes_to_a_decode_worker_that_has_measured_that_it_
     reader = Reader(scene.run())
     finish(scene.d[0], await asked_alone(scene.d[0]))
     await reader.done()
-    long = Reader(scene.run(prompt=tuple(range(90))))
+    long = Reader(scene.run(prompt=tuple(range(110))))
     assert (await scene.d[0].hear("reserve")).ticket != b""
     await long.leave()
     scene.assert_nothing_is_left()

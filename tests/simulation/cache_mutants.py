@@ -148,8 +148,8 @@ USE_MUTANTS = (
         Reservations,
         "bind",
         {
-            "return reservation.table": "self._pool.publish(reservation.table, 0, reservation.links())\n"
-            "    return reservation.table"
+            "return reservation.filled()": "self._pool.publish(reservation.table, 0, reservation.links())\n"
+            "    return reservation.filled()"
         },
         NONE,
     ),

@@ -208,7 +208,7 @@ def test_prompts_and_answers_that_outgrow_the_pool_together_end_exactly(swap_blo
 
 def test_once_steps_are_measured_short_prompts_do_not_trouble_the_prefill_worker():
     first, short, long = wish(0, 9, 5), wish(1, 9, 5, at=STARTED_S + 1), wish(2, 60, 5, at=STARTED_S + 2)
-    world = World(quiet([first, short, long], pace_s=(0.02, 0.001)))
+    world = World(quiet([first, short, long], pace_s=(0.02, 0.002)))
     world.run()
     assert [client.outcome for client in world.clients] == ["length"] * 3
     assert (world.counts["attempts on one worker"], world.counts["commits"]) == (1, 2)
