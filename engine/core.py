@@ -20,7 +20,7 @@ from engine.cache.block_table import BlockTable, Owner, OwnerKind
 from engine.cache.coming import Coming
 from engine.cache.prefix_chain import PrefixChain
 from engine.cache.swap_space import SwapSpace
-from engine.policy import Plan, Policy, SequenceView, View
+from engine.policy import Plan, Policy, View
 from engine.sampling import Sampled, Sampler, SampleRow
 from engine.scheduling.headroom import Headroom
 from engine.scheduling.pace import Pace
@@ -133,13 +133,9 @@ class EngineCore:
         """Nothing waits, nothing runs and nothing is swapped out."""
         return not self._waiting and not self._running and not self._swapped
 
-    def waiting(self) -> tuple[SequenceView, ...]:
-        """Those that have not started."""
-        return tuple([self._views.entering(sequence) for sequence in self._waiting.values()])
-
     def view(self) -> View:
         return View(
-            waiting=self.waiting(),
+            waiting=tuple([self._views.entering(sequence) for sequence in self._waiting.values()]),
             running=self._views.running(self._running),
             available_blocks=self.pool.available,
             swapped=tuple(self._views.entering(sequence) for sequence in self._swapped.values()),

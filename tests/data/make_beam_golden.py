@@ -33,7 +33,7 @@ def main():
     with (HERE / "golden_smollm2_beams_fp32.jsonl").open("w") as golden:
         for search, count in zip(SEARCHES, PROMPTS, strict=True):
             for prompt in prompts[:count]:
-                print(json.dumps(answer(model.eval(), prompt, search)), file=golden, flush=True)
+                print(json.dumps(answer(model, prompt, search)), file=golden, flush=True)
 
 
 def answer(model, prompt, search):

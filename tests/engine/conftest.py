@@ -112,7 +112,8 @@ def random_model_of():
         torch.manual_seed(7)
         model = transformers.AutoModelForCausalLM.from_config(
             copy.deepcopy(config), attn_implementation="eager"
-        ).eval()
+        )
+        model.train(mode=False)
         with torch.no_grad():
             for name, parameter in model.named_parameters():
                 if "norm" in name or name.endswith("bias"):

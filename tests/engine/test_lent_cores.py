@@ -169,22 +169,20 @@ def restless(board, seed):
 
 
 CROWD = """
-import os, sys, time
+import os, select, sys, time
 os.sched_setaffinity(0, {int(sys.argv[1])})
-while True:
+while not select.select([sys.stdin], [], [], 1e-3)[0]:
     end = time.monotonic() + 3e-3
     while time.monotonic() < end:
         pass
-    time.sleep(1e-3)
 """
 
 
 @contextmanager
 def crowded(core):
-    """Somebody who is on no board runs on the core and stops again, all the time."""
-    with subprocess.Popen([sys.executable, "-c", CROWD, str(core)]) as hog:
+    """Somebody who is on no board runs on the core and stops again, all the time, until its input ends."""
+    with subprocess.Popen([sys.executable, "-c", CROWD, str(core)], stdin=subprocess.PIPE):
         yield
-        hog.kill()
 
 
 @pytest.fixture(scope="module")

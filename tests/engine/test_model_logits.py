@@ -70,5 +70,5 @@ def test_a_half_precision_checkpoint_is_computed_from_its_stored_values(
     random_model_of(CONFIGS["qwen2"]).to(dtype).save_pretrained(tmp_path)
     model = hf.AutoModelForCausalLM.from_pretrained(
         tmp_path, dtype=torch.float32, attn_implementation="eager"
-    ).eval()
+    )
     assert_logits_close(logits_of(tmp_path, TOKENS), model, TOKENS)

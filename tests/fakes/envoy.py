@@ -2,6 +2,8 @@
 towards the gateways. No retries: what a client sees is what came of its one try."""
 
 import json
+import os
+import select
 import shutil
 import subprocess
 import sys
@@ -79,8 +81,7 @@ class Envoy:
         """The hosts, once they are as wished."""
         end = time.monotonic() + seconds
         while not holds(hosts := self.hosts()):
-            assert time.monotonic() < end, hosts
-            time.sleep(0.02)
+            assert time.monotonic() < end and not _ended(self.process, within_s=0.02), hosts
         return hosts
 
     def close(self):
@@ -114,9 +115,10 @@ def running_envoy(folder, gateways, certificates):
         "warn",
     ]
     log = (folder / "envoy.log").open("w")
+    os.mkfifo(folder / "admin")
     process = subprocess.Popen(argv, stdout=log, stderr=log)
     try:
-        admin = _until_written(process, folder / "admin")
+        admin = _written(process, folder / "admin")
         listeners = httpx.get(f"http://{admin}/listeners", params={"format": "json"}).json()
         at = listeners["listener_statuses"][0]["local_address"]["socket_address"]
         envoy = Envoy(process, f"{at['address']}:{at['port_value']}", admin)
@@ -128,12 +130,23 @@ def running_envoy(folder, gateways, certificates):
         log.close()
 
 
-def _until_written(process, path, seconds=30):
-    end = time.monotonic() + seconds
-    while not (path.exists() and path.read_text()):
-        assert process.poll() is None and time.monotonic() < end, path.with_name("envoy.log").read_text()
-        time.sleep(0.02)
-    return path.read_text()
+def _written(process, pipe, seconds=30):
+    """What Envoy writes to a named pipe, which it opens once."""
+    with open(os.open(pipe, os.O_RDONLY | os.O_NONBLOCK), closefd=True) as reader:
+        ended = os.pidfd_open(process.pid)
+        ready, _, _ = select.select([reader, ended], [], [], seconds)
+        os.close(ended)
+        assert reader in ready, pipe.with_name("envoy.log").read_text()
+        os.set_blocking(reader.fileno(), True)
+        return reader.read()
+
+
+def _ended(process, within_s):
+    try:
+        process.wait(timeout=within_s)
+    except subprocess.TimeoutExpired:
+        return False
+    return True
 
 
 def _bootstrap(folder, gateways, certificates):
