@@ -8,7 +8,7 @@ from crossdock.credentials import Credentials
 
 
 class FlagError(Exception):
-    """A file of a flag cannot be read. One line."""
+    """A file of a flag cannot be read, or a flag is missing beside another. One line."""
 
 
 def add_flags(parser: argparse.ArgumentParser, *, key_flag: str, key_help: str) -> None:
@@ -28,6 +28,10 @@ def add_flags(parser: argparse.ArgumentParser, *, key_flag: str, key_help: str) 
 
 def credentials(flags: argparse.Namespace) -> Credentials:
     """Raises FlagError."""
+    if (flags.ssl_certfile is None) != (flags.ssl_keyfile is None):
+        raise FlagError("--ssl-certfile and --ssl-keyfile go together")
+    if flags.ssl_certfile is not None and flags.ssl_ca_certs is None:
+        raise FlagError("--ssl-certfile: needs --ssl-ca-certs")
     key: str = flags.key
     if key.startswith("@"):
         key = (_read(key[1:]) or b"").decode("utf-8", "replace").strip()

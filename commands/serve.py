@@ -44,7 +44,7 @@ def main(argv: Sequence[str]) -> int:
             specs = plan(
                 options, folder, environ, secrets.token_hex(32), None if board is None else board.path
             )
-            on_end = partial(_vacate, board, tuple(deal(options)))
+            on_end = partial(vacate, board, tuple(deal(options)))
             return server.run(supervise(specs, options, started, on_end))
     except ConfigError as error:
         print(*(f"{_PROG}: {line}" for line in error.lines), sep="\n", file=sys.stderr)
@@ -111,7 +111,7 @@ async def supervise(
     specs: Sequence[ChildSpec],
     options: ServeOptions,
     started: float,
-    on_end: Callable[[str], None] = lambda name: None,
+    on_end: Callable[[str], None],
 ) -> int:
     """Runs the processes until a signal; says once where they serve. started: seconds on the monotonic clock.
     on_end: called with the name of a process that is gone.
@@ -210,7 +210,7 @@ def _socket(folder: Path, name: str) -> str:
     return f"unix:{folder / name}.grpc"
 
 
-def _vacate(board: CoreBoard | None, seats: Sequence[str], name: str) -> None:
+def vacate(board: CoreBoard | None, seats: Sequence[str], name: str) -> None:
     """Clears what a process that is gone has left on the board. seats: names of the workers."""
     if board is not None and name in seats:
         board.vacate(seats.index(name))

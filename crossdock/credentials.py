@@ -10,12 +10,19 @@ from crossdock.targets import Target, dialling
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Credentials:
     """key: an API key or a control token, "" for none. ca: authorities of the server's certificate, PEM; with them
-    the connection is TLS. certificate, private_key: our own, where the server asks for one."""
+    the connection is TLS. certificate, private_key: our own, where the server asks for one. Raises ValueError for a
+    part of these: nobody who thinks of TLS sends a key without it."""
 
     key: str = field(default="", repr=False)
     ca: bytes | None = None
     certificate: bytes | None = None
     private_key: bytes | None = field(default=None, repr=False)
+
+    def __post_init__(self) -> None:
+        if (self.certificate is None) != (self.private_key is None):
+            raise ValueError("a certificate and its private_key go together")
+        if self.certificate is not None and self.ca is None:
+            raise ValueError("a certificate needs ca, the authorities of the server's")
 
     def metadata(self) -> tuple[tuple[str, str], ...]:
         """What each call brings."""

@@ -36,7 +36,7 @@ from service.reports import (
     TokenReport,
 )
 from service.token_books import TokenBooks, TokenCounts, Waste
-from service.worker_counts import PREEMPTIONS, SWAP_OUTS, TRANSFER_FAILURES
+from service.worker_counts import PREEMPTIONS, PREFIX_HITS, PREFIX_QUERIES, SWAP_OUTS, TRANSFER_FAILURES
 
 
 class DecodeWorker:
@@ -160,7 +160,7 @@ class DecodeWorker:
         pace = self._core.pace
         asking = self._reservations.asking()
         seats = self._answers.seats() + self._reservations.seats()
-        queued = sum(self._reservations.view(each).uncomputed for each in asking if each.ticket is None)
+        queued = sum(len(each.order.token_ids) for each in asking if each.ticket is None)
         return WorkerLoad(
             step=step,
             running_sequences=seats,
@@ -305,6 +305,8 @@ class DecodeWorker:
         reservation = self._reservations.find(key)
         assert reservation is not None
         sequence, order, going_on = self._prompts.finish(key), reservation.order, []
+        self._counts[PREFIX_QUERIES] += len(order.token_ids)
+        self._counts[PREFIX_HITS] += sequence.cached
         assert sequence.table is not None and sequence.credit is not None
         reservation.order = replace(order, preemptions=sequence.preemptions)
         self._reservations.computed(key)

@@ -21,8 +21,8 @@ class EngineLoop:
     """Runs from `start` on; without it, whoever calls `turn` runs it (a simulation).
 
     on_step: gets what a step did. on_turn: called with the number of steps after each batch of actions and after
-    each step, when everything that came of it is known. on_start: called first, on the step thread. on_compute: called
-    before each step. on_rest: called when there is nothing to do, before it waits.
+    each step, when everything that came of it is known. on_start: called first, on the step thread. on_rest: called
+    when there is nothing to do, before it waits. on_compute: called before the first step, and the first after a rest.
     inbox_actions_max: posted actions that may wait at once. clock: seconds, monotonic."""
 
     def __init__(
@@ -50,6 +50,7 @@ class EngineLoop:
         self._inbox_actions_max = inbox_actions_max
         self._wake = threading.Condition()
         self._stopping = False
+        self._resting = True
         self._steps = 0
         self._stuck = False
         self._thread = threading.Thread(target=self._guarded, name="engine-step", daemon=True)
@@ -99,7 +100,9 @@ class EngineLoop:
             self._on_turn(self._steps)
         if self._core.idle():
             return
-        self._on_compute()
+        if self._resting:
+            self._resting = False
+            self._on_compute()
         started = self._clock()
         result = self._core.step(started)
         self._core.measured(result, self._clock() - started)
@@ -127,6 +130,7 @@ class EngineLoop:
         """False when it is time to end."""
         with self._wake:
             if not (self._stopping or self.due()):
+                self._resting = True
                 self._on_rest()
                 self._wake.wait_for(lambda: self._stopping or self.due())
             return not self._stopping

@@ -10,12 +10,11 @@ from hashlib import sha256
 
 from gateway.api_keys import ApiKeys
 from service.errors import Unauthorised
-from service.guard import Call, bearer
+from service.guard import OPEN_METHODS, Call, bearer
 
 NO_TENANT = ""
 """Everybody, where there are no keys."""
 
-OPEN_METHODS = ("/grpc.health.v1.Health/", "/xds.service.orca.v3.OpenRcaService/")
 OPERATOR_METHODS = ("/crossdock.v1.ControlService/",)
 REFLECTION_METHODS = ("/grpc.reflection.",)
 OPEN_PATHS = ("/health", "/ping", "/version")

@@ -138,7 +138,7 @@ class Admission:
         try:
             self.look()
             waiter.waited = not waiter.turn.done()
-            await self._wait(waiter, now)
+            await self._wait(waiter, request.tenant, now)
             place = Place(self, waiter, request.tenant, self._clock())
             try:
                 yield place
@@ -152,6 +152,7 @@ class Admission:
     def look(self) -> None:
         """Let go whoever may go now: somebody came or went, or the workers changed."""
         self._tick()
+        window = self._window() if self._queue.first() is not None else None
         while (entry := self._queue.first()) is not None:
             waiter = entry.item
             if waiter.turn.done():  # cancelled, and about to leave
@@ -159,7 +160,7 @@ class Admission:
             elif self._hopeless(waiter):
                 self._queue.leave(entry)
                 waiter.turn.set_exception(self._too_late(0.0))
-            elif self._room(waiter.cost):
+            elif self._room(waiter.cost, window):
                 self._go(entry)
             else:
                 return
@@ -184,24 +185,25 @@ class Admission:
         self._uncomputed += Cost(requests=1, prompt_tokens=cost.prompt_tokens)
         entry.item.turn.set_result(None)
 
-    async def _wait(self, waiter: _Waiter, now: float) -> None:
+    async def _wait(self, waiter: _Waiter, tenant: str, now: float) -> None:
         """For its turn. A turn that comes with a cancellation is given back."""
         try:
             async with asyncio.timeout(None if waiter.deadline is None else max(0.0, waiter.deadline - now)):
                 await asyncio.shield(waiter.turn)
         except TimeoutError:
-            self._abandon(waiter)
+            self._abandon(waiter, tenant)
             raise DeadlineExpired(TOO_LATE) from None
         except asyncio.CancelledError:
-            self._abandon(waiter)
+            self._abandon(waiter, tenant)
             raise
 
-    def _abandon(self, waiter: _Waiter) -> None:
+    def _abandon(self, waiter: _Waiter, tenant: str) -> None:
         if not waiter.turn.done():
             waiter.turn.cancel()
         elif not waiter.turn.cancelled() and waiter.turn.exception() is None:
             self._running -= waiter.cost
             self._uncomputed -= Cost(requests=1, prompt_tokens=waiter.cost.prompt_tokens)
+            self._queue.give_back(tenant, waiter.cost.tokens)
 
     def _end(self, place: Place) -> None:
         cost, now = place.cost, self._clock()
@@ -234,8 +236,7 @@ class Admission:
         if self._held[tenant] == NOTHING:
             del self._held[tenant]
 
-    def _room(self, cost: Cost) -> bool:
-        window = self._window()
+    def _room(self, cost: Cost, window: Window | None) -> bool:
         if window is None or self._running == NOTHING:
             return True
         if self._running.branches + cost.branches > window.branches:

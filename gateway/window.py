@@ -9,14 +9,15 @@ from gateway.router import WorkerView
 SEATS_AHEAD = 1.25
 """Sequences for each seat: those on top are computed, or sent, while a seat becomes free."""
 PROMPTS_AHEAD, PROMPT_TOKENS_AHEAD = 8, 8192
-"""For each prefill worker."""
+"""For each worker that computes prompts."""
 
 
 def window_of(prefills: Iterable[WorkerView], decodes: Iterable[WorkerView]) -> Window | None:
-    """None while one of the two pools has nobody."""
-    sources = sum(view.ready for view in prefills)
-    seats = sum(view.seats for view in decodes if view.ready)
-    if not sources or not seats:
+    """None while nobody generates. Those who do compute the prompts as well where nobody else is there for it."""
+    serving = [view for view in decodes if view.ready]
+    sources = sum(view.ready for view in prefills) or len(serving)
+    seats = sum(view.seats for view in serving)
+    if not seats:
         return None
     return Window(
         branches=int(seats * SEATS_AHEAD) + 1,

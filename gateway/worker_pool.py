@@ -251,9 +251,6 @@ class WorkerPool:
         worker.picked = next(self._picks)
         return worker
 
-    def any_ready(self) -> bool:
-        return any(worker.state is WorkerState.READY for worker in self._workers)
-
     def serves(self) -> bool:
         """Whether any of them is ready and moves."""
         return any(worker.state is WorkerState.READY and not worker.frozen for worker in self._workers)

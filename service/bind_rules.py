@@ -42,9 +42,10 @@ def is_wildcard(address: str) -> bool:
     if host in ("", "*"):
         return True
     try:
-        return ipaddress.ip_address(host).is_unspecified
+        ip = ipaddress.ip_address(host)
     except ValueError:
         return _legacy_zero(host)
+    return (getattr(ip, "ipv4_mapped", None) or ip).is_unspecified
 
 
 def _only_here(address: str) -> bool:

@@ -19,6 +19,8 @@ Continuation = Callable[[grpc.HandlerCallDetails], Awaitable[Handler]]
 Context = grpc.aio.ServicerContext[Any, Any]
 
 AUTHORIZATION = "authorization"
+OPEN_METHODS = ("/grpc.health.v1.Health/", "/xds.service.orca.v3.OpenRcaService/")
+"""Of every server of ours, for everybody: what balancers ask."""
 
 _LOCAL_PEERS = ("ipv4:127.", "ipv6:[::1]", "ipv6:%5B::1%5D", "unix:")
 _NAMES = ("x509_subject_alternative_name", "x509_common_name")

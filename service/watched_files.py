@@ -1,4 +1,4 @@
-"""Whether files are still what they were, told by their size, time and inode. Reads none of them."""
+"""Whether files are still what they were, told by their size, times and inode. Reads none of them."""
 
 import asyncio
 import signal
@@ -7,7 +7,7 @@ from pathlib import Path
 
 INTERVAL_S = 1.0
 
-Signature = tuple[int, int, int] | None
+Signature = tuple[int, int, int, int] | None
 
 
 class WatchedFiles:
@@ -47,4 +47,4 @@ def _signature(path: Path) -> Signature:
         state = path.stat()
     except OSError:
         return None
-    return state.st_mtime_ns, state.st_size, state.st_ino
+    return state.st_mtime_ns, state.st_ctime_ns, state.st_size, state.st_ino

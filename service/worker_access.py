@@ -6,9 +6,7 @@ Nobody else attaches, whoever reaches the port. On a wire that others may read i
 import hmac
 
 from service.errors import Unauthorised
-from service.guard import AUTHORIZATION, Call, Check, bearer
-
-_OPEN_METHODS = ("/grpc.health.v1.Health/", "/xds.service.orca.v3.OpenRcaService/")
+from service.guard import AUTHORIZATION, OPEN_METHODS, Call, Check, bearer
 
 
 def credential(ticket_key: bytes) -> tuple[tuple[str, str], ...]:
@@ -21,7 +19,7 @@ def check_with(ticket_key: bytes) -> Check:
     token = _token(ticket_key).encode()
 
     def check(call: Call) -> None:
-        if call.method.startswith(_OPEN_METHODS):
+        if call.method.startswith(OPEN_METHODS):
             return
         if not hmac.compare_digest(bearer(call.authorization).encode(), token):
             raise Unauthorised("authorization: no or wrong proof of the ticket key")

@@ -64,7 +64,7 @@ async def serve_worker(options: WorkerOptions, service: WorkerService) -> None:
     await health.set_ready(True)
     background = [
         asyncio.create_task(service.rim.report_load()),
-        asyncio.create_task(_watch_pulse(service, health)),
+        asyncio.create_task(watch_pulse(service.pulse, service.rim, health)),
     ]
     if tls is not None:
         background.append(asyncio.create_task(keep_fresh([tls.refresh])))
@@ -89,13 +89,13 @@ async def serve_worker(options: WorkerOptions, service: WorkerService) -> None:
             task.cancel()
 
 
-async def _watch_pulse(service: WorkerService, health: Health) -> None:
+async def watch_pulse(pulse: Pulse, rim: WorkerRim, health: Health) -> None:
     """Tell health and gateways whether the engine moves."""
     while True:
         await asyncio.sleep(LOOK_INTERVAL_S)
-        frozen = service.pulse.frozen()
-        if frozen != service.rim.frozen:
-            service.rim.frozen = frozen
+        frozen = pulse.frozen()
+        if frozen != rim.frozen:
+            rim.frozen = frozen
             structlog.get_logger().warning("the engine stands still" if frozen else "the engine moves again")
             await health.set_ready(not frozen)
 

@@ -79,13 +79,15 @@ class ComposedDecoder:
     ) -> torch.Tensor:
         weights, operations = self._weights, self._operations
         x = weights.embedding[token_ids].float()
-        residual = torch.zeros_like(x)
+        residual, last = torch.zeros_like(x), len(weights.layers) - 1
         for index, layer in enumerate(weights.layers):
             x = operations.add_rms_norm(x, residual, layer.input_norm, weights.eps)
             x = self._attention(layer, index, x, kv, meta)
+            if index == last:  # nobody looks at the others any more
+                x, residual = x[rows], residual[rows]
             x = operations.add_rms_norm(x, residual, layer.post_norm, weights.eps)
             x = operations.linear(operations.silu_mul(operations.linear(x, layer.gate_up)), layer.down)
-        x = operations.add_rms_norm(x[rows], residual[rows], weights.final_norm, weights.eps)
+        x = operations.add_rms_norm(x, residual, weights.final_norm, weights.eps)
         return operations.linear(x, weights.head)
 
     def _attention(

@@ -5,6 +5,9 @@ from dataclasses import dataclass, replace
 
 KEPT = 0.9
 """What is left of the weight of a measurement when the next one comes."""
+OUTLIER = 4.0
+"""How many times what was known a measurement counts at most: a process that stood still is not slow, and one that is
+passed for slow would get nothing to show that it is not."""
 STEP_SHARE = 0.25
 """By how much of a step prompts may make it longer for those that generate in it."""
 
@@ -17,6 +20,8 @@ class Rate:
     count: float = 0.0
 
     def after(self, seconds: float, count: float) -> "Rate":
+        if self.seconds:
+            seconds = min(seconds, OUTLIER * self.each_s() * count)
         return Rate(self.seconds * KEPT + seconds, self.count * KEPT + count)
 
     def each_s(self) -> float:

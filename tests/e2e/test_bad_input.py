@@ -148,22 +148,25 @@ async def refusal(channel, method, request):
     return raised.value
 
 
-def finished_answers(stack):
-    """Of an idle stack."""
-    stack.idle_ledgers()
-    return sum(
-        worker.finished_sequences for worker in stack.status().workers if worker.worker_id == "decode-0"
-    )
+def computed(stack):
+    """Tokens so far, by all workers."""
+    return sum(ledger.tokens.computed for ledger in stack.idle_ledgers())
+
+
+def cost(answer):
+    """Tokens that are computed for an answer: all but those of the cache, and but its last one."""
+    usage = answer.usage
+    return usage.prompt_tokens - usage.cached_tokens + usage.completion_tokens - 1
 
 
 async def test_every_invalid_field_is_named_with_its_limit_and_reaches_no_worker(exact_stack):
-    before = finished_answers(exact_stack)
+    before = computed(exact_stack)
     async with undisturbed(exact_stack) as answers, grpc.aio.insecure_channel(exact_stack.grpc) as channel:
         for asked, field, rule in INVALID_SPECS:
             for method, request in METHODS.items():
                 fields = explained(await refusal(channel, method, request(spec=asked)), INVALID)
                 assert rule in fields.get(field, ""), (str(asked)[:200], fields)
-    assert finished_answers(exact_stack) == before + 1 + len(answers), "the neighbour's, and no other"
+    assert computed(exact_stack) == before + sum(map(cost, answers)), "the neighbour's, and no other"
 
 
 async def test_what_is_no_message_unknown_or_too_large_is_refused_with_details(exact_stack):
@@ -256,7 +259,7 @@ def told(response, status):
 
 
 async def test_every_mistake_over_http_is_an_error_object_that_names_field_and_limit(exact_stack):
-    before = finished_answers(exact_stack)
+    before = computed(exact_stack)
     async with undisturbed(exact_stack) as answers, httpx.AsyncClient(base_url=exact_stack.http) as client:
         for path, bodies in (("/v1/completions", HTTP_BODIES), ("/v1/chat/completions", HTTP_CHATS)):
             for body, field, rule in bodies:
@@ -271,7 +274,7 @@ async def test_every_mistake_over_http_is_an_error_object_that_names_field_and_l
         huge = await client.post("/v1/completions", content=b" " * (REQUEST_BYTES_MAX + 1), headers=JSON)
         assert str(REQUEST_BYTES_MAX) in told(huge, 413)["message"]
         assert told(await client.get("/v1/nothing"), 404)["message"]
-    assert finished_answers(exact_stack) == before + 1 + len(answers), "the neighbour's, and no other"
+    assert computed(exact_stack) == before + sum(map(cost, answers)), "the neighbour's, and no other"
 
 
 async def cut_off(stack, sent):

@@ -5,6 +5,7 @@ Workers check again what the gateway has checked, so that whoever reaches their 
 """
 
 import asyncio
+import itertools
 import math
 
 import grpc
@@ -65,7 +66,8 @@ WILD = [
     {"request_id": "r" * 10_000},
 ]
 TICKETS = [b"x", bytes(96), b"x" * 100_000]
-"""Without any an order is for the worker by itself."""
+NO_TICKET = b""
+"""With it an order is for the worker by itself."""
 ROLES = {
     "submit": (pb_grpc.PrefillServiceStub, pb.PrefillServiceAttachRequest, pb.SubmitPrompt),
     "reserve": (pb_grpc.DecodeServiceStub, pb.DecodeServiceAttachRequest, pb.Reserve),
@@ -118,9 +120,9 @@ async def test_wild_orders_and_forged_tickets_are_refused_and_nobody_else_notice
         undisturbed(exact_stack),
         grpc.aio.insecure_channel(worker_targets(exact_stack)[verb]) as channel,
     ):
-        for fields in WILD:
-            answer = await answer_to(channel, proof, verb, b"x", fields)
-            assert refused(answer, pb.END_CAUSE_INVALID), (fields, answer)
+        for fields, ticket in itertools.product(WILD, (b"x", NO_TICKET)):
+            answer = await answer_to(channel, proof, verb, ticket, fields)
+            assert refused(answer, pb.END_CAUSE_INVALID), (fields, ticket, answer)
         for ticket in TICKETS:
             answer = await answer_to(channel, proof, verb, ticket, {})
             assert refused(answer, pb.END_CAUSE_TICKET_REFUSED), answer

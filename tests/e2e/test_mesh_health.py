@@ -84,7 +84,11 @@ async def test_a_gateway_stays_serving_while_a_worker_computes_one_long_step(sta
         answers = [
             stream(channel, spec(tokens_of(seed, 2000), sampling={"max_tokens": 3})) for seed in (1, 2)
         ]
-        await asyncio.gather(*answers)
+        answering = asyncio.gather(*answers)
+        while not answering.done():
+            assert "frozen" not in {each.reason for each in stack.status().workers}
+            await asyncio.wait({answering}, timeout=0.05)
+        await answering
         assert not change.done()
         told.cancel()
         await asyncio.wait({change})

@@ -126,12 +126,9 @@ def test_a_small_batch_does_not_see_what_a_large_one_left_behind(kernels_of):
     backend = kernels_of(torch.bfloat16, 1)
     weights = decoder_weights(backend, SHAPES["groups"])
     fresh, used = backend.decoder(weights), backend.decoder(weights)
-    used.forward(
-        torch.full((50,), 3),
-        cache_of(weights, torch.float32) * torch.nan,
-        meta_of([(0, 0, 50)]),
-        torch.tensor([0]),
-    )
+    large = meta_of([(0, 0, 60), (1, 0, 60)])  # more rows than any step of RUNS: its memory is used again
+    used.forward(torch.full((120,), 3), cache_of(weights, torch.float32), large, torch.tensor([0]))
+    used._memory.fill_(torch.nan)
     wanted = answers(fresh, weights, torch.float32)
     got = answers(used, weights, torch.float32)
     assert torch.equal(got[0], wanted[0]) and torch.equal(got[1], wanted[1])

@@ -106,7 +106,7 @@ def test_an_owner_that_died_while_it_computed_keeps_nothing(board):
     assert borrower.borrows()
 
 
-BORROW_FOR_EVER = """
+BORROW_WHEN_TOLD = """
 import sys
 from pathlib import Path
 import torch
@@ -118,18 +118,18 @@ library = Library(build(default_cache_folder(), find_compiler(COMPILERS), host_f
 cores = CoreShare(own=(int(sys.argv[1]),), board=Path(sys.argv[2]), seat=int(sys.argv[3]))
 backend = CpuOperations(torch.float32, 1, library, cores)
 weight, x = backend.pack(torch.randn(4096, 2048)), torch.randn(256, 2048)
-print(flush=True)
-while True:
-    backend.linear(x, weight)
+for _ in sys.stdin:
+    print(flush=True)
+    for _ in range(50):
+        backend.linear(x, weight)
 """
 
 
 @contextmanager
 def other_borrower(core, path, seat):
-    """A process that borrows nearly always, and is frozen in the midst of it."""
-    argv = [sys.executable, "-c", BORROW_FOR_EVER, str(core), str(path), str(seat)]
-    with subprocess.Popen(argv, cwd=Path(__file__).parents[2], stdout=subprocess.PIPE) as process:
-        process.stdout.readline()
+    """A process that borrows for a while when it is told to."""
+    argv, pipe = [sys.executable, "-c", BORROW_WHEN_TOLD, str(core), str(path), str(seat)], subprocess.PIPE
+    with subprocess.Popen(argv, cwd=Path(__file__).parents[2], stdin=pipe, stdout=pipe, bufsize=0) as process:
         yield process
         process.kill()
 
@@ -139,6 +139,8 @@ def test_a_core_is_borrowed_by_one_at_a_time_and_comes_back_from_the_dead():
     borrower = Borrower(share(board))
     with other_borrower(CORES[0], board.path, THIRD) as process:
         for _ in range(100):
+            process.stdin.write(b"\n")
+            process.stdout.readline()
             process.send_signal(signal.SIGSTOP)
             os.waitid(os.P_PID, process.pid, os.WSTOPPED)
             if borrower.compute(calls=200) == 0:

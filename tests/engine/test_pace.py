@@ -49,3 +49,15 @@ def test_a_large_measurement_weighs_more_than_a_small_one():
 
 def test_a_step_without_work_shows_nothing():
     assert paced((0, 0, 5.0)) == Pace()
+
+
+def test_a_process_that_stood_still_in_a_step_is_not_taken_for_slow():
+    for known in (1, 10):
+        before = paced(*[(0, 100, 0.1)] * known)
+        after = before.after_step(generating=0, prompt_tokens=100, seconds=60.0)
+        assert after.tokens.each_s() < 3 * before.tokens.each_s()
+
+
+def test_one_that_has_become_slow_is_known_to_be_after_some_steps():
+    pace = paced(*[(0, 100, 0.1)] * 50, *[(0, 100, 2.0)] * 50)
+    assert pace.tokens.each_s() == pytest.approx(0.02, rel=0.05)

@@ -318,6 +318,21 @@ async def test_a_turn_that_comes_with_a_cancellation_goes_to_the_next():
         assert "c" in scene.went and scene.admission.live <= 2
 
 
+async def test_a_turn_that_is_given_back_costs_its_tenant_nothing():
+    async with scene_of() as scene:
+        await scene.submit("x")
+        leaving = await scene.submit("mine", max_tokens=900)
+        scene.ends.pop(0)[0].set()
+        await asyncio.sleep(0)
+        leaving.cancel()
+        await settle()
+        for tenant in ("busy", "other", "mine"):
+            await scene.submit(tenant)
+        await scene.finish()
+        await scene.finish()
+        assert scene.went == ["x", "busy", "mine", "other"]
+
+
 async def test_a_request_that_ends_badly_makes_room_too():
     async with scene_of(requests=1) as scene:
         for _ in range(3):

@@ -279,10 +279,6 @@ def test_a_prompt_is_computed_beside_the_streams_when_it_is_short_and_sooner_don
     assert route == Route(prefill=expected, decode="d")
 
 
-def test_the_share_of_a_step_that_is_reckoned_with_is_the_one_that_workers_give():
-    assert STEP_SHARE == pace.STEP_SHARE
-
-
 def test_a_short_prompt_goes_to_the_prefill_worker_when_that_answers_sooner():
     fast, slow = worker("p", prompt_token_ms=0.01), worker("p", prompt_token_ms=2.0)
     target = worker("d", **MEASURED)

@@ -26,5 +26,9 @@ def test_there_is_more_than_a_seat_can_hold_and_prompts_for_each_who_computes_th
     assert (two.prompts, two.prompt_tokens) == (2 * one.prompts, 2 * one.prompt_tokens)
 
 
-def test_without_one_of_the_pools_nobody_is_kept_waiting():
-    assert window_of([GONE], [VIEW]) is None and window_of([VIEW], []) is None
+def test_without_somebody_who_generates_nobody_is_kept_waiting():
+    assert window_of([VIEW], []) is None and window_of([VIEW], [GONE]) is None
+
+
+def test_those_who_generate_alone_are_given_no_more_than_each_can_compute():
+    assert window_of([GONE], [VIEW, VIEW]) == window_of([VIEW, VIEW], [VIEW, VIEW])

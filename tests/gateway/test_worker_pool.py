@@ -42,7 +42,7 @@ def test_a_worker_is_ready_once_it_has_introduced_itself_and_gone_when_its_strea
     first, second = scene.workers
     assert states(scene.pool) == ["CONNECTING", "CONNECTING"]
     first.join("one", epoch=1)
-    assert (scene.pool.any_ready(), scene.pool.all_ready()) == (True, False)
+    assert (scene.pool.serves(), scene.pool.all_ready()) == (True, False)
     second.join("two")
     assert scene.pool.all_ready()
     first.leave()

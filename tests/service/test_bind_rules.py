@@ -31,7 +31,7 @@ def test_what_other_machines_reach_needs_tls_or_a_word(address):
     assert allowed(address, allow_insecure=True, **ANYWHERE)
 
 
-@pytest.mark.parametrize("address", ["0.0.0.0:5", "[::]:5", "*:5", ":5", "0:5"])
+@pytest.mark.parametrize("address", ["0.0.0.0:5", "[::]:5", "*:5", ":5", "0:5", "[::ffff:0.0.0.0]:5"])
 def test_every_interface_needs_its_own_word(address):
     """SEC-04."""
     assert not allowed(address, encrypted=True)

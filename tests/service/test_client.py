@@ -3,6 +3,7 @@
 import pytest
 
 from crossdock.client import Client, Generation, RequestError
+from crossdock.credentials import Credentials
 
 
 @pytest.mark.parametrize(
@@ -25,3 +26,11 @@ def test_what_no_message_can_say_is_refused_by_the_client_by_name(how, field):
 def test_token_ids_that_are_none_are_refused_by_the_client():
     with Client("127.0.0.1:1") as client, pytest.raises(RequestError, match="INVALID_ARGUMENT: ids"):
         client.generate([-1])
+
+
+@pytest.mark.parametrize(
+    "part", [{"certificate": b"c", "private_key": b"k"}, {"certificate": b"c", "ca": b"a"}]
+)
+def test_a_part_of_what_tls_takes_is_no_reason_to_speak_without_it(part):
+    with pytest.raises(ValueError, match="certificate"):
+        Credentials(key="secret", **part)

@@ -67,6 +67,20 @@ def test_cores_are_lent_unless_somebody_minds_or_there_are_too_many_workers():
             assert (board is not None) == lent, argv
 
 
+def test_what_a_dead_worker_left_on_the_board_is_cleared_and_what_others_left_is_not():
+    options = config.load(ServeOptions, ["--cores=0,1"], {})
+    seats = tuple(serve.deal(options))
+    with serve.core_board(options) as board:
+        at_rest = board.path.read_bytes()
+        board.compute(seats.index("decode-0"))
+        busy = board.path.read_bytes()
+        for name in ("gateway", "prefill-0"):
+            serve.vacate(board, seats, name)
+            assert board.path.read_bytes() == busy != at_rest
+        serve.vacate(board, seats, "decode-0")
+        assert board.path.read_bytes() == at_rest
+
+
 def test_serve_puts_no_secret_on_a_command_line(tmp_path):
     options = config.load(ServeOptions, ["--control-token=hush"], {})
     for spec in serve.plan(options, tmp_path, {}, KEY):

@@ -155,7 +155,7 @@ from service import config, server
 argvs = json.loads(sys.argv[1])
 specs = [ChildSpec(name=name, argv=tuple(argv), environ=dict(os.environ)) for name, argv in argvs.items()]
 options = config.load(config.ServeOptions, ["--shutdown-timeout=10"], {})
-sys.exit(server.run(serve.supervise(specs, options, 0.0)))
+sys.exit(server.run(serve.supervise(specs, options, 0.0, lambda name: None)))
 """
 
 

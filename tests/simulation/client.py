@@ -128,9 +128,13 @@ class Client:
 
     def _check_refusal(self):
         """Whoever says that nobody can serve this knows nobody who can."""
-        decodes, prefills = self.gateway.decodes.any_ready(), self.gateway.prefills.any_ready()
-        if decodes or (prefills and self.detail.startswith("no prefill")):
+        decodes, prefills = self.gateway.decodes.serves(), self.gateway.prefills.serves()
+        if decodes or (prefills and (self.detail.startswith("no prefill") or self._one_token_is_left())):
             self._world.fail("I8", f"request {self.number} ends without need: {self.detail}")
+
+    def _one_token_is_left(self):
+        left = [self.wish.max_tokens - len(choice.tokens) for choice in self.choices]
+        return self.wish.beam is None and 1 in left
 
     def _check_punctual(self):
         """A deadline is kept, unless something happened to the gateway's own process."""
@@ -153,6 +157,7 @@ class Client:
                 fail("I8", f"request {self.number} is too late for a deadline of {self.wish.deadline_s} s")
         elif self.outcome == "Exhausted":
             early = self._deadline is not None and self.detail == UNREACHABLE
+            self._world.counts["refused early"] += early
             if not early and not self._world.scenario.may_refuse():
                 fail("I8", f"request {self.number} is refused by a queue with room")
         elif self.outcome in ("Unavailable", "AttemptsLost"):

@@ -206,6 +206,14 @@ def test_prompts_and_answers_that_outgrow_the_pool_together_end_exactly(swap_blo
     assert world.counts["given back" if swap_blocks == 0 else "swapped out"] > 0
 
 
+def test_who_has_time_enough_is_not_refused_for_want_of_it():
+    wishes = [wish(n, 9, 5, at=STARTED_S + n % 3, deadline_s=30.0) for n in range(9)]
+    world = World(quiet(wishes, pace_s=(0.02, 0.002)))
+    world.run()
+    assert [client.outcome for client in world.clients] == ["length"] * 9
+    assert world.counts["refused early"] == 0
+
+
 def test_once_steps_are_measured_short_prompts_do_not_trouble_the_prefill_worker():
     first, short, long = wish(0, 9, 5), wish(1, 9, 5, at=STARTED_S + 1), wish(2, 60, 5, at=STARTED_S + 2)
     world = World(quiet([first, short, long], pace_s=(0.02, 0.002)))

@@ -87,6 +87,7 @@ def test_what_is_cached_is_not_computed_and_is_told_with_the_first_token(bench, 
     cached = [each.cached_tokens for _, _, each in told(bench, "r1")]
     assert cached == [8, 0, 0, 0]
     assert bench.d.worker.tokens().computed == (11 + 3) + (3 + 3)
+    assert bench.d.worker.counts() == {"prefix_cache_queries": 22, "prefix_cache_hits": 8}
 
 
 def test_a_prompt_that_another_is_computing_is_waited_for_and_shared(bench, order_of):

@@ -36,16 +36,16 @@ inline std::vector<int> allowed() {
     return cores;
 }
 
-inline void take_policy(int policy) {
+inline bool take_policy(int policy) {
     const sched_param none{};
-    pthread_setschedparam(pthread_self(), policy, &none);
+    return pthread_setschedparam(pthread_self(), policy, &none) == 0;
 }
 
 // From now on this thread runs only while its core has nothing else to do.
 inline void stand_back() { take_policy(SCHED_IDLE); }
 
-// As any other thread again.
-inline void step_forward() { take_policy(SCHED_OTHER); }
+// As any other thread again. False where the system does not let this user.
+inline bool step_forward() { return take_policy(SCHED_OTHER); }
 
 #else
 
@@ -53,7 +53,7 @@ inline void place(std::thread&, const std::vector<int>&) {}
 inline void place_here(const std::vector<int>&) {}
 inline std::vector<int> allowed() { return {}; }
 inline void stand_back() {}
-inline void step_forward() {}
+inline bool step_forward() { return true; }
 
 #endif
 

@@ -41,7 +41,7 @@ bool spin_until(const Condition& condition, Clock::duration most) {
 }  // namespace
 
 ThreadPool::ThreadPool(int threads, std::vector<int> own, std::unique_ptr<CoreBoard> board)
-    : own_(std::move(own)), board_(std::move(board)) {
+    : own_(std::move(own)), anywhere_(allowed()), board_(std::move(board)) {
     for (int thread = 1; thread < threads; ++thread) crew_.push_back(std::make_unique<Member>());
     for (int core : board_ ? allowed(board_->others()) : std::vector<int>{}) {
         crew_.push_back(std::make_unique<Member>());
@@ -171,12 +171,17 @@ bool ThreadPool::await_call(Member& member) {
 }
 
 void ThreadPool::sleep(Member& member) {
-    std::unique_lock<std::mutex> lock(member.mutex);
-    State state = State::kWaiting;
-    if (!member.state.compare_exchange_strong(state, State::kAsleep)) return;
-    // A process that is killed is there until its last thread has run: none may have to wait for an idle core.
-    if (member.lent()) step_forward();
-    member.woken.wait(lock, [&] { return member.state != State::kAsleep || stopping_; });
+    // A process that is killed is there until its last thread has run: none may have to wait until one certain core
+    // has nothing else to do.
+    const bool anywhere = member.lent() && !step_forward();
+    if (anywhere) place_here(anywhere_);
+    {
+        std::unique_lock<std::mutex> lock(member.mutex);
+        State state = State::kWaiting;
+        if (member.state.compare_exchange_strong(state, State::kAsleep))
+            member.woken.wait(lock, [&] { return member.state != State::kAsleep || stopping_; });
+    }
+    if (anywhere) place_here({member.lent_core});
     if (member.lent()) stand_back();
 }
 

@@ -60,7 +60,7 @@ class ThreadPool {
     // At least `bytes` of memory for one thread, aligned to a cache line; valid until its next call.
     void* scratch(int thread, size_t bytes);
 
-    // What borrowed cores have computed, in nanoseconds of one core.
+    // How long threads on borrowed cores have been at work, in nanoseconds of one core.
     int64_t borrowed_ns() const { return borrowed_ns_; }
 
   private:
@@ -100,6 +100,7 @@ class ThreadPool {
     void stop();
 
     const std::vector<int> own_;
+    const std::vector<int> anywhere_;  // that this process may use
     const std::unique_ptr<CoreBoard> board_;
     std::vector<std::unique_ptr<Member>> crew_;
     std::vector<std::vector<char>> scratch_;

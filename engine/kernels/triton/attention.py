@@ -18,6 +18,8 @@ from engine.kernels.triton.launch import EXACT, dot_type
 from engine.kernels.triton.tiles import AttentionTile, attention_tile
 
 CHUNK = 256
+SPLIT_BYTES_MAX = 256 * 1024 * 1024
+"""Of what split attention keeps between its two passes; beyond it one pass does the whole, with the same bits."""
 """Positions whose keys are folded as one: a multiple of every tile's keys."""
 
 _LOG2_E = 1.4426950408889634
@@ -42,12 +44,12 @@ def attention(
     places = (q, kv[:, layer], meta.query_starts, meta.context_lengths, meta.block_tables)
     numbers = (q.stride(0), kv.stride(0), kv.stride(2), table_width, scale * _LOG2_E, window or 0)
     options = {"num_warps": tile.warps, "num_stages": tile.stages, **EXACT}
-    if rows > sequences:
+    chunks = triton.cdiv(table_width * kv.shape[3], CHUNK)
+    if rows > sequences or 4 * rows * heads * chunks * dim > SPLIT_BYTES_MAX:
         tiles = rows // (tile.rows // group_padded) + sequences
         grid = (tiles, kv.shape[4])
         attend_whole[grid](out, *places, *numbers, sequences, **shape, **options)
         return out
-    chunks = triton.cdiv(table_width * kv.shape[3], CHUNK)
     mixed = torch.empty((rows, heads, chunks, dim), dtype=torch.float32, device=q.device)
     weight = torch.empty((2, rows, heads, chunks), dtype=torch.float32, device=q.device)
     attend_split[(rows, kv.shape[4], chunks)](mixed, weight, *places, *numbers, chunks, **shape, **options)
