@@ -115,6 +115,7 @@ def tokenize_request(body: JsonObject) -> inference_pb2.TokenizeRequest:
         if fields.raw("prompt") is None:
             fields.wrong("prompt", "a prompt or messages are required")
         asked.text = prompt or ""
+        asked.add_special_tokens = fields.flag("add_special_tokens", default=True)
     fields.refuse()
     return asked
 

@@ -291,6 +291,23 @@ async def test_models_are_listed(client_of, frontend_over, scripted):
     assert (model["id"], model["object"], model["max_model_len"]) == ("smol", "model", 512)
 
 
+async def test_a_model_is_found_by_its_name(client_of, frontend_over, scripted):
+    async with client_of(frontend_over(scripted())) as client:
+        found = await client.get("/v1/models/smol")
+        unknown = await client.get("/v1/models/other")
+    assert (found.status_code, found.json()["id"]) == (200, "smol")
+    assert (unknown.status_code, unknown.json()["error"]["code"]) == (404, "model_not_found")
+
+
+async def test_the_tokenizer_is_described_as_harnesses_ask_for_it(
+    client_of, frontend_over, scripted, tokenizer
+):
+    async with client_of(frontend_over(scripted())) as client:
+        about = (await client.get("/tokenizer_info")).json()
+    assert tokenizer.encode(about["eos_token"]) == list(tokenizer.eos_token_ids)
+    assert about["chat_template"] == tokenizer.chat_template and about["model_max_length"] == 512
+
+
 async def test_tokenize_and_detokenize_undo_each_other(post, scripted):
     tokens = (await post(scripted(), "/tokenize", {"prompt": PROMPT})).json()
     assert tokens == {"tokens": [504, 3575, 282, 4649, 314], "count": 5, "max_model_len": 512}
