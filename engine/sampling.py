@@ -36,8 +36,8 @@ class SampleRow(NamedTuple):
 class Sampled(NamedTuple):
     """A token.
 
-    Logprobs are natural logarithms under the model's own distribution: before biases,
-    penalties, bans, temperature and filters.
+    Logprobs are natural logarithms under the model's own distribution: before biases, penalties, bans, temperature
+    and filters.
     logprob is None and top empty unless asked for. top: (token id, logprob), the likeliest first, lower ids
     first among equals; the sampled token need not be among them.
     """
