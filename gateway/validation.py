@@ -144,7 +144,8 @@ def _broken_biases(sampling: inference_pb2.SamplingParams, card: ModelCard) -> I
     if len(given) > LOGIT_BIASES_MAX:
         yield FieldViolation(field=field, description=f"at most {LOGIT_BIASES_MAX} tokens")
         return
-    yield from prompt.ids_violations(field, list(given), card.vocab_size)
+    if max(given, default=0) >= card.vocab_size:
+        yield FieldViolation(field=field, description=f"each token id must be in [0, {card.vocab_size})")
     limits = _Range(field=field, low=-LOGIT_BIAS_MAX, high=LOGIT_BIAS_MAX)
     if not all(limits.admits(bias) for bias in given.values()):
         yield FieldViolation(field=field, description=f"each bias {limits.rule()}")
