@@ -119,8 +119,10 @@ async def test_parameters_reach_the_request(post, scripted, batches, tokenizer):
         logprobs=3,
         user="somebody",
         some_unknown_field={"x": 1},
-        presence_penalty=0.0,
-        logit_bias={},
+        presence_penalty=0.5,
+        frequency_penalty=-1,
+        repetition_penalty=1.25,
+        logit_bias={"7": -100, "0": 2.5},
         tools=[],
         response_format={"type": "text"},
         best_of=1,
@@ -135,8 +137,21 @@ async def test_parameters_reach_the_request(post, scripted, batches, tokenizer):
     sampling = request.sampling
     assert (sampling.temperature, sampling.top_p, sampling.top_k) == (0.0, 0.5, 7)
     assert (sampling.min_p, sampling.seed, sampling.logprobs) == (0.25, -5, 3)
+    penalties = (sampling.presence_penalty, sampling.frequency_penalty, sampling.repetition_penalty)
+    assert penalties == (0.5, -1.0, 1.25)
+    assert sampling.logit_bias == ((0, 2.5), (7, -100.0))
     assert (request.stop.max_tokens, request.stop.min_tokens, request.stop.token_ids) == (9, 2, {2, 9})
     assert request.stop.strings == ("a", "b") and request.stop.include_string
+
+
+async def test_a_chat_takes_biases_and_penalties_and_null_is_none(post, scripted, batches):
+    given = {"presence_penalty": -2, "frequency_penalty": None, "logit_bias": {"5": 1}}
+    for fields, penalty, biases in ((given, -2.0, ((5, 1.0),)), ({"logit_bias": None}, 0.0, ())):
+        source = scripted(*batches([500]))
+        assert (await post(source, "/v1/chat/completions", chat("hi", **fields))).status_code == 200
+        sampling = source.requests[0].sampling
+        assert (sampling.presence_penalty, sampling.logit_bias) == (penalty, biases)
+        assert (sampling.frequency_penalty, sampling.repetition_penalty) == (0.0, 1.0)
 
 
 async def test_the_newer_name_of_max_tokens_wins_in_a_chat(post, scripted, batches):
