@@ -21,6 +21,7 @@ from kvtransfer.allow_list import NAME_PROPERTY, AllowList
 from kvtransfer.bind_rules import BindRules
 from kvtransfer.errors import BindRefused
 from kvtransfer.identity import Identity
+from kvtransfer.ipc_file import IpcFile, require_free
 from kvtransfer.keys import KeyRing
 from kvtransfer.transport import Arrival, Delivery, LinkStatus, PeerGone, unread
 from kvtransfer.watch import Watch
@@ -233,7 +234,7 @@ class ZmqTargetTransport:
     without ipc beside it. watch: where it is one of several transports.
 
     Raises BindRefused for an address on every interface, unless allow_wildcard; for a tcp address that others
-    can reach, unless there are keys or allow_insecure; and for one that cannot be bound."""
+    can reach, unless there are keys or allow_insecure; and for one that cannot be bound, or that somebody has."""
 
     def __init__(
         self,
@@ -266,8 +267,9 @@ class ZmqTargetTransport:
         if keys is not None:
             secure_target(self._router, keys)
         self._monitor = self._router.get_monitor_socket(zmq.Event.DISCONNECTED)
+        self._files: list[IpcFile] = []
         try:
-            self._endpoints = tuple(_bind(self._router, address) for address in binds)
+            self._endpoints = tuple(self._bind(address) for address in binds)
             for endpoint in self._endpoints:
                 # Names, and short forms of "everywhere", show only now.
                 rules.check(endpoint)
@@ -337,6 +339,8 @@ class ZmqTargetTransport:
 
     def close(self) -> None:
         if not self._router.closed:
+            for file in self._files:
+                file.remove()
             self._router.disable_monitor()
             self._monitor.close(0)
             self._router.close(0)
@@ -344,6 +348,19 @@ class ZmqTargetTransport:
                 self._allow_list.close()
             self._context.term()
             self._watch.close()
+
+    def _bind(self, address: str) -> str:
+        require_free(address)
+        try:
+            self._router.bind(address)
+        except zmq.ZMQError as error:
+            raise BindRefused(f"{address}: {error.strerror}") from error
+        file = IpcFile.of(address)
+        if file is not None:
+            self._files.append(file)
+        bound = self._router.getsockopt(zmq.LAST_ENDPOINT)
+        assert isinstance(bound, bytes)
+        return bound.rstrip(b"\0").decode()
 
     def _probe_peers(self) -> None:
         """A lost connection does not say whose it was, and for some ms a send to it still succeeds: keep
@@ -362,13 +379,3 @@ class ZmqTargetTransport:
 class _Read:
     tracker: zmq.MessageTracker
     on_read: Callable[[], None]
-
-
-def _bind(router: Socket, address: str) -> str:
-    try:
-        router.bind(address)
-    except zmq.ZMQError as error:
-        raise BindRefused(f"{address}: {error.strerror}") from error
-    bound = router.getsockopt(zmq.LAST_ENDPOINT)
-    assert isinstance(bound, bytes)
-    return bound.rstrip(b"\0").decode()

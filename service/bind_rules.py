@@ -1,8 +1,10 @@
-"""Which addresses a process may listen on for gRPC and HTTP. Reads an address and resolves its name; binds nothing."""
+"""Which addresses a process may listen on for gRPC and HTTP. Reads an address, resolves its name, asks whether
+somebody listens at a path; binds nothing."""
 
 import ipaddress
 import socket
 from dataclasses import dataclass
+from urllib.parse import unquote
 
 from service.startup import StartupError
 
@@ -32,6 +34,14 @@ class BindRules:
 
 LOOPBACK = BindRules()
 """Without TLS, only where no other machine reaches."""
+
+
+def require_free(address: str) -> None:
+    """Raises BindError where somebody listens at a unix:path: gRPC would take it over without a word, and remove it in
+    the end. What a dead process has left there is free. Two that ask within the same millisecond may both be told so.
+    A port is the kernel's to give."""
+    if address.startswith("unix:") and _listened_at(unquote(address.removeprefix("unix:"))):
+        raise BindError(f"{address}: cannot listen there; somebody else does")
 
 
 def is_wildcard(address: str) -> bool:
@@ -73,3 +83,15 @@ def _legacy_zero(host: str) -> bool:
         return socket.inet_aton(host) == bytes(4)
     except OSError:
         return False
+
+
+def _listened_at(path: str) -> bool:
+    with socket.socket(socket.AF_UNIX) as caller:
+        caller.setblocking(False)  # one that is frozen answers nobody, and is there all the same
+        try:
+            caller.connect(path)
+        except (ConnectionRefusedError, FileNotFoundError, NotADirectoryError):
+            return False
+        except OSError as error:
+            return error.errno is not None  # too long for a socket's path: nobody can listen there
+    return True

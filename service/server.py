@@ -13,7 +13,7 @@ from typing import Any, TypeVar
 import grpc
 from grpc_reflection.v1alpha import reflection
 
-from service.bind_rules import LOOPBACK, BindError, BindRules
+from service.bind_rules import LOOPBACK, BindError, BindRules, require_free
 from service.health import Health
 from service.tls import ServerTls
 
@@ -69,17 +69,19 @@ def bind(
 ) -> int:
     """Listens on host:port or unix:path, from `server.start()` on; returns the port, 0 for a path, which has no TLS.
 
-    Raises BindError when the port is taken, or when the rules forbid the address.
+    Raises BindError when the address is taken, or when the rules forbid it.
     """
     local = address.startswith("unix:")
     rules.check(address, encrypted=tls is not None)
+    require_free(address)
     try:
         if tls is None or local:
             port = server.add_insecure_port(address)
         else:
             port = server.add_secure_port(address, tls.grpc_credentials())
     except RuntimeError:
-        raise BindError(f"{address}: cannot listen there; is the port taken?") from None
+        why = "is it a path for a socket?" if local else "is the port taken?"
+        raise BindError(f"{address}: cannot listen there; {why}") from None
     return 0 if local else port
 
 

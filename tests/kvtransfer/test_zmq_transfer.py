@@ -230,6 +230,56 @@ def test_an_address_in_use_is_refused(ends):
         ZmqTargetTransport(ZmqOptions(block_bytes=1024), target.endpoints())
 
 
+def test_an_ipc_address_that_somebody_has_is_refused_and_stays_his(world, ends, large, tmp_path):
+    target, on_target = ends.new_target(f"ipc://{tmp_path}/kv", layout=large)
+    with pytest.raises(BindRefused, match="somebody listens there"):
+        ZmqTargetTransport(ZmqOptions(block_bytes=64), [f"ipc://{tmp_path}/kv"])
+    source, on_source = ends.new_source(layout=large)
+    ticket = world.ticket(layout=large)
+    target.expect(ticket)
+    sent = send_all(world, source, ticket, target.endpoints(), large)
+    assert receive_all(target, on_target, ticket, large) == sent
+    on_source.wait("Committed", ticket)
+
+
+def test_an_ipc_address_that_a_dead_process_left_is_taken_over(tmp_path):
+    path = tmp_path / "kv"
+    with socket.socket(socket.AF_UNIX) as dead:
+        dead.bind(str(path))
+        dead.listen()
+    target = ZmqTargetTransport(ZmqOptions(block_bytes=64), [f"ipc://{path}"])
+    with socket.socket(socket.AF_UNIX) as caller:
+        caller.connect(str(path))
+    target.close()
+
+
+def test_a_file_that_is_no_socket_is_never_replaced_by_one(tmp_path):
+    (tmp_path / "kv").write_text("precious")
+    with pytest.raises(BindRefused, match="no socket"):
+        ZmqTargetTransport(ZmqOptions(block_bytes=64), [f"ipc://{tmp_path}/kv"])
+    assert (tmp_path / "kv").read_text() == "precious"
+
+
+def test_a_target_that_ends_removes_its_ipc_files_and_nobody_elses(tmp_path):
+    target = ZmqTargetTransport(ZmqOptions(block_bytes=64), [f"ipc://{tmp_path}/{name}" for name in "ab"])
+    (tmp_path / "b").unlink()
+    with socket.socket(socket.AF_UNIX) as other:
+        other.bind(str(tmp_path / "b"))
+        target.close()
+        assert [path.name for path in tmp_path.iterdir()] == ["b"]
+
+
+def test_a_target_that_can_have_only_some_of_its_addresses_leaves_no_file(tmp_path):
+    with pytest.raises(BindRefused):
+        ZmqTargetTransport(ZmqOptions(block_bytes=64), [f"ipc://{tmp_path}/kv", "ipc:///nowhere/at/all/kv"])
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("address", ["ipc://*", "ipc://@crossdock-test-of-names"])
+def test_an_ipc_address_without_a_file_of_ours_is_bound_and_let_go(address):
+    ZmqTargetTransport(ZmqOptions(block_bytes=64), [address]).close()
+
+
 def stand_still(pipe, address):
     """A target that reads nothing until it is told to."""
     transport = ZmqTargetTransport(ZmqOptions(block_bytes=4096), [address])

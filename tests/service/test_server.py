@@ -207,6 +207,47 @@ async def test_a_unix_socket_is_an_address(tmp_path):
     await server.stop(None)
 
 
+async def test_a_unix_socket_that_somebody_has_is_refused_and_stays_his(tmp_path):
+    address = f"unix:{tmp_path}/of%20a.grpc"
+    server, slow = create_server(), Slow()
+    server.add_generic_rpc_handlers((slow,))
+    bind(server, address)
+    await server.start()
+    slow.go.set()
+    second = create_server()
+    with pytest.raises(BindError, match="cannot listen there") as raised:
+        bind(second, address)
+    assert "\n" not in str(raised.value)
+    await second.stop(None)
+    async with open_channel(address) as channel:
+        assert await channel.unary_unary("/test.Service/Slow")(b"", timeout=10) == b"done"
+    await server.stop(None)
+
+
+async def test_a_unix_socket_that_nobody_answers_for_is_taken_over(tmp_path):
+    path = f"{tmp_path}/left.grpc"
+    with socket.socket(socket.AF_UNIX) as dead:
+        dead.bind(path)
+        dead.listen()
+    server, slow = create_server(), Slow()
+    server.add_generic_rpc_handlers((slow,))
+    bind(server, f"unix:{path}")
+    await server.start()
+    slow.go.set()
+    async with open_channel(f"unix:{path}") as channel:
+        assert await channel.unary_unary("/test.Service/Slow")(b"", timeout=10) == b"done"
+    await server.stop(None)
+
+
+@pytest.mark.parametrize("place", ["file", "no/folder/x", "file/x", "x" * 200])
+async def test_a_path_that_is_no_place_for_a_socket_is_refused_in_one_line(tmp_path, place):
+    (tmp_path / "file").write_text("precious")
+    with pytest.raises(BindError, match="cannot listen there") as raised:
+        bind(create_server(), f"unix:{tmp_path}/{place}")
+    assert "\n" not in str(raised.value)
+    assert (tmp_path / "file").read_text() == "precious"
+
+
 async def test_a_compressed_message_is_refused_and_never_unpacked():
     server, slow = create_server(message_bytes_max=1000), Slow()
     server.add_generic_rpc_handlers((slow,))
