@@ -7,10 +7,8 @@ know how they work, and no setting of theirs but those it must deal out.
 import asyncio
 import os
 import secrets
-import shutil
 import signal
 import sys
-import tempfile
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, closing, contextmanager, nullcontext
@@ -18,6 +16,7 @@ from functools import partial
 from itertools import count, cycle, islice
 from pathlib import Path
 
+from commands.runtime_folder import runtime_folder
 from commands.supervisor import ChildSpec, Supervisor
 from service import config, server
 from service.config import EngineOptions, GatewayOptions, ServeOptions, WorkerOptions
@@ -30,7 +29,6 @@ from service.startup import EXIT_CODE, StartupError
 _PROG = "crossdock serve"
 _GATEWAY = "gateway"
 PORT_MAX = 65_535
-_SOCKET_PATH_MAX = 90  # of the 107 bytes that a Unix socket's path may have
 
 
 def main(argv: Sequence[str]) -> int:
@@ -40,7 +38,7 @@ def main(argv: Sequence[str]) -> int:
     try:
         options = config.load(ServeOptions, argv, environ, prog=_PROG)
         resolve_model(options.model)
-        with _runtime_folder() as folder, core_board(options) as board:
+        with runtime_folder() as folder, core_board(options) as board:
             specs = plan(
                 options, folder, environ, secrets.token_hex(32), None if board is None else board.path
             )
@@ -214,19 +212,6 @@ def vacate(board: CoreBoard | None, seats: Sequence[str], name: str) -> None:
     """Clears what a process that is gone has left on the board. seats: names of the workers."""
     if board is not None and name in seats:
         board.vacate(seats.index(name))
-
-
-@contextmanager
-def _runtime_folder() -> Iterator[Path]:
-    """A folder that only this user can enter, for sockets."""
-    folder = tempfile.mkdtemp(prefix="crossdock-")
-    if len(folder) > _SOCKET_PATH_MAX:
-        os.rmdir(folder)
-        folder = tempfile.mkdtemp(prefix="crossdock-", dir="/tmp")
-    try:
-        yield Path(folder)
-    finally:
-        shutil.rmtree(folder, ignore_errors=True)
 
 
 def _room_line(name: str, facts: Mapping[str, Field]) -> str:
