@@ -172,7 +172,7 @@ def assemble(
         head_dim=config.head_dim,
         block_size=wishes.block_size,
         dtype=wishes.kv_dtype or backend.dtype,
-        numerics=f"{backend.numerics} quantization={quantization.value}",
+        numerics=(*backend.numerics, ("quantization", quantization.value)),
     )
     num_blocks = _num_blocks(wishes, layout, _cache_memory_bytes(backend.device, memory_bytes))
     cache = _cache(layout, num_blocks, backend.device)

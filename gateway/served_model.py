@@ -5,6 +5,7 @@ itself with what cannot be.
 """
 
 from collections.abc import Callable, Iterable
+from itertools import takewhile
 
 from crossdock.worker.v1 import worker_pb2 as pb
 from gateway.request import ModelCard
@@ -17,6 +18,7 @@ LENGTH_UNKNOWN = 2048
 """Tokens, while neither the files nor a worker have said."""
 WORKER_ID_BYTES_MAX = 128
 VALUE_CHARS_MAX = 80
+ALIKE_CHARS_MAX = 20
 
 
 class ServedModel:
@@ -82,13 +84,22 @@ def _rules(welcome: pb.Welcome) -> Iterable[tuple[str, bool]]:
 
 
 def _differences(welcome: pb.Welcome, first: pb.Welcome) -> list[str]:
-    served = {field.name: field.value for field in first.layout_fields}
-    return [
-        f"{field.name}: {_short(field.value)}, served here is {_short(served.get(field.name, 'nothing'))}"
-        for field in welcome.layout_fields
-        if served.get(field.name) != field.value
-    ]
+    theirs, served = _fields(welcome), _fields(first)
+    names = [name for name in theirs | served if theirs.get(name) != served.get(name)]
+    return [_difference(name, theirs.get(name, "nothing"), served.get(name, "nothing")) for name in names]
 
 
-def _short(value: str) -> str:
-    return value if len(value) <= VALUE_CHARS_MAX else f"{value[:VALUE_CHARS_MAX]}..."
+def _fields(welcome: pb.Welcome) -> dict[str, str]:
+    return {field.name: field.value for field in welcome.layout_fields}
+
+
+def _difference(name: str, value: str, served: str) -> str:
+    """Long values from shortly before they differ."""
+    alike = sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], zip(value, served, strict=False)))
+    begin = max(0, alike - ALIKE_CHARS_MAX) if max(len(value), len(served)) > VALUE_CHARS_MAX else 0
+    return f"{name}: {_short(value, begin)}, served here is {_short(served, begin)}"
+
+
+def _short(value: str, begin: int) -> str:
+    end = begin + VALUE_CHARS_MAX
+    return f"{'...' if begin else ''}{value[begin:end]}{'...' if value[end:] else ''}"

@@ -6,19 +6,17 @@ from math import prod
 
 import torch
 
-from engine.kernels.backend import scale_elements
+from engine.kernels.backend import Numerics, dtype_name, scale_elements
 
-LAYOUT_VERSION = 1
-
-_DTYPE_NAMES = {torch.float32: "float32", torch.bfloat16: "bfloat16", torch.int8: "int8"}
+LAYOUT_VERSION = 2
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class KVLayout:
     """A block holds KV of `block_size` consecutive positions, all layers, in one contiguous run of bytes.
 
-    numerics: what decides the last bits of its contents besides model and tokens (see kernels.Backend). Workers that
-    differ in it would not continue each other's sequences exactly.
+    numerics: what decides the last bits of its contents besides model and tokens (see kernels.Backend), by names that
+    none of the other fields has. Workers that differ in it would not continue each other's sequences exactly.
     """
 
     model_digest: str
@@ -27,7 +25,7 @@ class KVLayout:
     head_dim: int
     block_size: int
     dtype: torch.dtype
-    numerics: str = ""
+    numerics: Numerics = ()
 
     def block_shape(self) -> tuple[int, int, int, int, int]:
         """[layers, 2 (key, value), block_size, kv_heads, head_dim and behind it the bytes of its scale, if any]."""
@@ -43,16 +41,17 @@ class KVLayout:
 
     def fields(self) -> dict[str, str]:
         """What the fingerprint covers, by name: two workers that differ are told which field differs."""
-        return {
+        geometry = {
             "version": str(LAYOUT_VERSION),
             "model": self.model_digest,
             "layers": str(self.layers),
             "kv_heads": str(self.kv_heads),
             "head_dim": str(self.head_dim),
             "block_size": str(self.block_size),
-            "dtype": _DTYPE_NAMES[self.dtype],
-            "numerics": self.numerics,
+            "dtype": dtype_name(self.dtype),
         }
+        assert geometry.keys().isdisjoint(dict(self.numerics)), "a name twice"
+        return geometry | dict(self.numerics)
 
     def fingerprint(self) -> bytes:
         """SHA-256 over the length-prefixed fields: 32 bytes."""

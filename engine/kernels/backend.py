@@ -6,7 +6,7 @@ backends whatever the weights are; a backend rounds where its own kernels need i
 """
 
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Protocol, TypeAlias
 
 import torch
 
@@ -40,6 +40,11 @@ class PackedLinear(Protocol):
 
 GROUP = 32
 """Inputs of a quantized weight that share a scale."""
+
+
+def dtype_name(dtype: torch.dtype) -> str:
+    """As operators write it."""
+    return str(dtype).removeprefix("torch.")
 
 
 def scale_elements(dtype: torch.dtype) -> int:
@@ -128,6 +133,10 @@ class Decoder(Protocol):
         ...
 
 
+Numerics: TypeAlias = tuple[tuple[str, str], ...]
+"""What decides the last bits of a result besides its inputs: names and values."""
+
+
 class Backend(Protocol):
     """See the module."""
 
@@ -136,8 +145,8 @@ class Backend(Protocol):
     """Where packed weights are, and every tensor of a decoder's call."""
     dtype: torch.dtype
     """dtype of the packed weights: float32 or bfloat16."""
-    numerics: str
-    """What decides the last bits of a result besides its inputs. Two backends that say the same compute the same."""
+    numerics: Numerics
+    """Two backends that say the same compute the same."""
 
     def borrowed_s(self) -> float:
         """Seconds that cores of other workers have computed for this backend, over all of them."""

@@ -16,8 +16,10 @@ from engine.kernels.backend import (
     AttentionMeta,
     Decoder,
     DecoderWeights,
+    Numerics,
     PackedLinear,
     QuantizedWeight,
+    dtype_name,
     scale_elements,
 )
 from engine.kernels.composed import ComposedDecoder
@@ -49,7 +51,11 @@ class ReferenceBackend:
         assert dtype in {torch.float32, torch.bfloat16}, dtype
         self.device = torch.device("cpu")
         self.dtype = dtype
-        self.numerics = f"reference {platform.machine()} torch={torch.__version__} weights={dtype}"
+        self.numerics: Numerics = (
+            ("kernels", f"reference torch={torch.__version__}"),
+            ("processor", platform.machine()),
+            ("weights", dtype_name(dtype)),
+        )
 
     def borrowed_s(self) -> float:
         return 0.0

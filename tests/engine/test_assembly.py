@@ -188,6 +188,16 @@ def test_an_assembled_engine_answers_and_gives_back_what_it_took(engine_of):
     assert engine.config.eos_token_ids == (2,)
 
 
+def test_workers_whose_weights_are_kept_otherwise_differ_in_that_field_alone(engine_of):
+    fields = engine_of(num_blocks=2).cache.layout.fields()
+    for wishes, name, value in (
+        ({"quantization": Quantization.INT4}, "quantization", "int4"),
+        ({"dtype": torch.bfloat16, "kv_dtype": torch.float32}, "weights", "bfloat16"),
+    ):
+        others = engine_of(num_blocks=2, **wishes).cache.layout.fields()
+        assert {key: each for key, each in others.items() if fields[key] != each} == {name: value}
+
+
 def test_workers_of_the_same_model_have_the_same_fingerprint_and_others_do_not(engine_of):
     prints = [
         engine_of(num_blocks=2, **wishes).cache.layout.fingerprint()

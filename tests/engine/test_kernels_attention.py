@@ -128,7 +128,7 @@ def cut(length: int, step: int) -> list[tuple[int, int]]:
 
 
 def rounds(backend: Operations, dtype: torch.dtype) -> bool:
-    return dtype != torch.float32 and "attention=rounded" in backend.numerics
+    return dtype != torch.float32 and ("attention", "rounded") in backend.numerics
 
 
 @settings(max_examples=60, deadline=None)

@@ -10,6 +10,7 @@ from engine.cache.kv_cache import KVCache
 from engine.cache.layout import KVLayout
 
 LAYOUT = KVLayout(model_digest="a1b2", layers=3, kv_heads=2, head_dim=8, block_size=4, dtype=torch.float32)
+LAYOUT = replace(LAYOUT, numerics=(("processor", "this"), ("weights", "float32")))
 CHANGES = {
     "model": {"model_digest": "a1b3"},
     "layers": {"layers": 4},
@@ -17,7 +18,8 @@ CHANGES = {
     "head_dim": {"head_dim": 16},
     "block_size": {"block_size": 8},
     "dtype": {"dtype": torch.bfloat16},
-    "numerics": {"numerics": "another processor"},
+    "processor": {"numerics": (("processor", "another"), ("weights", "float32"))},
+    "weights": {"numerics": (("processor", "this"), ("weights", "bfloat16"))},
 }
 
 
@@ -31,7 +33,12 @@ def test_each_field_changes_the_fingerprint_and_is_named_by_fields(name):
 
 def test_every_field_of_the_layout_is_covered_and_a_version_besides():
     assert set(LAYOUT.fields()) == {*CHANGES, "version"}
-    assert len(CHANGES) == len(KVLayout.__dataclass_fields__)
+    assert {name for change in CHANGES.values() for name in change} == set(KVLayout.__dataclass_fields__)
+
+
+def test_a_name_of_numerics_that_the_layout_has_already_is_a_mistake():
+    with pytest.raises(AssertionError):
+        replace(LAYOUT, numerics=(("dtype", "x"),)).fields()
 
 
 def test_layouts_that_are_equal_have_one_fingerprint_of_32_bytes():
@@ -48,8 +55,9 @@ def test_the_fingerprint_is_a_hash_of_length_prefixed_names_and_values():
         b"\0\0\0\x08kv_heads\0\0\0\x012"
         b"\0\0\0\x06layers\0\0\0\x013"
         b"\0\0\0\x05model\0\0\0\x04a1b2"
-        b"\0\0\0\x08numerics\0\0\0\x00"
-        b"\0\0\0\x07version\0\0\0\x011"
+        b"\0\0\0\x09processor\0\0\0\x04this"
+        b"\0\0\0\x07version\0\0\0\x012"
+        b"\0\0\0\x07weights\0\0\0\x07float32"
     )
     assert LAYOUT.fingerprint() == hashlib.sha256(parts).digest()
 

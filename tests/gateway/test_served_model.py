@@ -52,6 +52,9 @@ def test_one_that_differs_from_the_first_is_refused_by_the_names_of_what_differs
         f"model: {'f' * 40}, served here is 0123456789abcdef-and-more; "
         "dtype: bfloat16, served here is float32; extra: x, served here is nothing"
     )
+    fewer = [field for field in fields() if field.name != "dtype"]
+    refusal = model.refusal(make_welcome("d", layout_fingerprint=b"\2" * 32, layout_fields=fewer))
+    assert refusal == "dtype: nothing, served here is float32"
     assert model.refusal(make_welcome("a", layout_fields=fields())) is None
 
 
@@ -61,6 +64,14 @@ def test_a_long_value_is_cut():
     odd = fields(model="f" * 200)
     refusal = model.refusal(make_welcome("b", layout_fingerprint=b"\1" * 32, layout_fields=odd))
     assert refusal.startswith(f"model: {'f' * 80}..., served here is ")
+
+
+def test_values_that_begin_alike_are_shown_where_they_differ():
+    model, _ = serving()
+    model.refusal(make_welcome("a", layout_fields=fields(model="f" * 200 + " is one")))
+    odd = fields(model="f" * 200 + " was another")
+    refusal = model.refusal(make_welcome("b", layout_fingerprint=b"\1" * 32, layout_fields=odd))
+    assert refusal == f"model: ...{'f' * 19} was another, served here is ...{'f' * 19} is one"
 
 
 def test_a_worker_that_has_another_ticket_key_is_refused():

@@ -9,7 +9,14 @@ import weakref
 
 import torch
 
-from engine.kernels.backend import Decoder, DecoderWeights, PackedLinear, QuantizedWeight
+from engine.kernels.backend import (
+    Decoder,
+    DecoderWeights,
+    Numerics,
+    PackedLinear,
+    QuantizedWeight,
+    dtype_name,
+)
 from engine.kernels.core_share import ANY_CORES, CoreShare
 from engine.kernels.cpu import structures
 from engine.kernels.cpu.decoder import CpuDecoder
@@ -37,8 +44,12 @@ class CpuBackend:
         self.dtype = dtype
         bf16 = "own" if library.has_bf16() else "fma"
         attention = "rounded" if library.rounds_attention() else "float32"
-        processor = f"cpu {platform.machine()} lanes={library.lanes()} bf16={bf16}"
-        self.numerics = f"{processor} packed attention={attention} weights={dtype}"
+        self.numerics: Numerics = (
+            ("kernels", "cpu packed"),
+            ("processor", f"{platform.machine()} lanes={library.lanes()} bf16={bf16}"),
+            ("attention", attention),
+            ("weights", dtype_name(dtype)),
+        )
         self._library = library
         self._thread_pool = library.start_thread_pool(threads, cores)
         weakref.finalize(self, library.stop_thread_pool, self._thread_pool)

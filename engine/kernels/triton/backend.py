@@ -16,8 +16,10 @@ from engine.kernels.backend import (
     Decoder,
     DecoderWeights,
     LayerWeights,
+    Numerics,
     PackedLinear,
     QuantizedWeight,
+    dtype_name,
 )
 from engine.kernels.composed import ComposedDecoder
 from engine.kernels.triton import heads, rows
@@ -44,7 +46,11 @@ class TritonBackend:
         self.dtype = dtype
         self.device = device
         where, self._programs = _describe(device)
-        self.numerics = f"triton={triton.__version__} {where} weights={dtype}"
+        self.numerics: Numerics = (
+            ("kernels", f"triton={triton.__version__}"),
+            ("processor", where),
+            ("weights", dtype_name(dtype)),
+        )
 
     def borrowed_s(self) -> float:
         return 0.0
