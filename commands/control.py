@@ -27,9 +27,11 @@ class Control:
         return method(request, timeout=self._timeout_s, metadata=self._metadata)
 
 
-def parser(verb: str, description: str) -> argparse.ArgumentParser:
-    """A parser with the flags that every control command takes."""
-    parser = argparse.ArgumentParser(prog=f"crossdock {verb}", description=description, allow_abbrev=False)
+def parser(verb: str, description: str, exit_codes: str) -> argparse.ArgumentParser:
+    """A parser with the flags that every control command takes. exit_codes: what they mean, in a line."""
+    parser = argparse.ArgumentParser(
+        prog=f"crossdock {verb}", description=description, epilog=exit_codes, allow_abbrev=False
+    )
     connection.add_flags(
         parser,
         key_flag="--control-token",
@@ -41,8 +43,8 @@ def parser(verb: str, description: str) -> argparse.ArgumentParser:
     return parser
 
 
-def run(flags: argparse.Namespace, show: Callable[[Control], int]) -> int:
-    """What `show` returns, or 1 with one line on standard error when the gateway refuses or is not there."""
+def run(flags: argparse.Namespace, show: Callable[[Control], int], *, unanswered: int = 1) -> int:
+    """What `show` returns, or `unanswered` with one line on standard error when the gateway refuses or is not there."""
     try:
         credentials = connection.credentials(flags)
         with credentials.channel(flags.target) as channel:
@@ -51,4 +53,4 @@ def run(flags: argparse.Namespace, show: Callable[[Control], int]) -> int:
         print(f"crossdock: {' '.join(str(request_error(error)).split())}", file=sys.stderr)
     except connection.FlagError as error:
         print(f"crossdock: {error}", file=sys.stderr)
-    return 1
+    return unanswered

@@ -8,7 +8,9 @@ from crossdock.v1 import control_pb2 as pb
 
 def main(argv: Sequence[str]) -> int:
     """Returns 0 when every worker is ready, else 1."""
-    flags = control.parser("status", "Shows what runs where.").parse_args(argv)
+    flags = control.parser(
+        "status", "Shows what runs where.", "Exits with 0 when every worker is ready, else 1."
+    ).parse_args(argv)
     return control.run(flags, _show)
 
 

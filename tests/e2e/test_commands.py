@@ -54,10 +54,10 @@ def test_generate_names_the_wrong_field_in_one_line(exact_stack, words, named):
     assert done.stderr.count("\n") == 1 and f"{named}: " in done.stderr
 
 
-@pytest.mark.parametrize("verb", [("generate", "x"), ("status",), ("audit",)])
-def test_a_gateway_that_is_not_there_is_one_line(verb):
+@pytest.mark.parametrize(("verb", "code"), [(("generate", "x"), 1), (("status",), 1), (("audit",), 2)])
+def test_a_gateway_that_is_not_there_is_one_line(verb, code):
     done = crossdock(*verb, "--target", "127.0.0.1:1", "--timeout", "10")
-    assert done.returncode == 1 and done.stdout == "" and done.stderr.count("\n") == 1
+    assert done.returncode == code and done.stdout == "" and done.stderr.count("\n") == 1
 
 
 def test_status_and_audit_show_every_worker_and_that_the_books_balance(exact_stack):

@@ -59,10 +59,10 @@ sys.exit(main(sys.argv[1:]))
 """
 
 
-@pytest.mark.parametrize("verb", [["generate", "hello"], ["audit"], ["status"]])
-def test_light_commands_need_the_client_only(verb):
+@pytest.mark.parametrize(("verb", "code"), [(["generate", "hello"], 1), (["audit"], 2), (["status"], 1)])
+def test_light_commands_need_the_client_only(verb, code):
     result = python(BASE_INSTALL, *verb, "--target=127.0.0.1:1", "--timeout=20")
-    assert result.returncode == 1, result.stderr
+    assert result.returncode == code, result.stderr
     assert "UNAVAILABLE" in result.stderr
     assert result.stderr.count("\n") == 1
 
@@ -306,7 +306,8 @@ def ledger(**blocks) -> control_pb2.WorkerLedger:
             "7 blocks are accounted for, of 8",
         ),
         ({"ledgers": [ledger(violations=["block 3 has two owners"])], "balanced": True}, 1, "two owners"),
-        ({"ledgers": [ledger(unreachable=True)], "balanced": True}, 1, "did not answer"),
+        ({"ledgers": [ledger(unreachable=True)]}, 2, "NOT checked: decode-0; the others are balanced"),
+        ({"ledgers": [ledger(unreachable=True), ledger(total_blocks=1)]}, 1, "NOT balanced"),
         ({"ledgers": [], "balanced": False}, 1, "NOT balanced"),
     ],
 )
@@ -314,6 +315,21 @@ def test_audit_fails_unless_the_books_balance(gateway, capsys, books, code, show
     gateway.control.audit = control_pb2.AuditResponse(**books)
     assert main(["audit", "--target", gateway.target]) == code
     assert shown in capsys.readouterr().out
+
+
+def test_audit_shows_no_figures_of_a_worker_that_did_not_answer(gateway, capsys):
+    gateway.control.audit = control_pb2.AuditResponse(ledgers=[ledger(unreachable=True)])
+    main(["audit", "--target", gateway.target])
+    _, row, verdict = capsys.readouterr().out.splitlines()
+    assert row.split(maxsplit=1) == ["decode-0", "not checked: did not answer"]
+    assert "NOT balanced" not in verdict
+
+
+def test_audit_says_what_its_exit_codes_mean(capsys):
+    with pytest.raises(SystemExit):
+        main(["audit", "--help"])
+    shown = " ".join(capsys.readouterr().out.split())
+    assert "0 when all books balance; 1 when some do not; 2 when not all could be checked" in shown
 
 
 def test_control_commands_carry_their_credential(gateway, tmp_path):
