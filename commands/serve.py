@@ -19,7 +19,7 @@ from pathlib import Path
 from commands.runtime_folder import runtime_folder
 from commands.supervisor import ChildSpec, Supervisor
 from service import config, server
-from service.config import EngineOptions, GatewayOptions, ServeOptions, WorkerOptions
+from service.config import DecodeWorkerOptions, EngineOptions, GatewayOptions, ServeOptions, WorkerOptions
 from service.core_board import SEATS_MAX, CoreBoard
 from service.flags import ConfigError
 from service.model_source import resolve_model
@@ -153,18 +153,21 @@ def _workers(
         share = engine.gpu_memory_utilization
         for index in range(workers):
             name = f"{pool}-{index}"
-            kv_listen = [f"ipc://{folder / name}.kv"] if pool == "decode" else []
+            takes: dict[str, object] = {}
+            options_class: type[WorkerOptions] = WorkerOptions
+            if pool == "decode":
+                options_class, takes = DecodeWorkerOptions, {"kv_listen": [f"ipc://{folder / name}.kv"]}
             yield (
                 f"{pool}-worker",
-                WorkerOptions.model_validate(
+                options_class.model_validate(
                     engine.model_dump()
+                    | takes
                     | {
                         "gpu_memory_utilization": share / everybody if share else None,
                         "log_level": options.log_level,
                         "log_format": options.log_format,
                         "shutdown_timeout": options.shutdown_timeout,
                         "listen": _socket(folder, name),
-                        "kv_listen": kv_listen,
                         "worker_id": name,
                         "ticket_key": ticket_key,
                         "cores": hands[name],

@@ -9,7 +9,7 @@ import secrets
 import time
 from collections.abc import Callable, Mapping
 from functools import partial
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeVar
 
 import grpc
 import structlog
@@ -47,6 +47,7 @@ from service.worker_process import (
     WorkerService,
     crash,
     crash_with_any_thread,
+    require_servable,
     serve_worker,
 )
 from service.worker_rim import PROTOCOL_VERSION, Host, WorkerRim
@@ -76,7 +77,11 @@ class Worker(worker_rim.Worker, Protocol):
         ...
 
 
-class Role(Protocol):
+_Options = TypeVar("_Options", bound=WorkerOptions)
+_Options_contra = TypeVar("_Options_contra", bound=WorkerOptions, contravariant=True)
+
+
+class Role(Protocol[_Options_contra]):
     """What is particular about a role. service: full name of its gRPC service; response: its stream's message. nice:
     how far it makes way for other processes of its machine."""
 
@@ -85,10 +90,14 @@ class Role(Protocol):
     response: Callable[..., Response]
     nice: int
 
-    def policy(self, options: WorkerOptions) -> Policy: ...
+    def require_allowed(self, options: _Options_contra) -> None:
+        """Raises TransferError for what can be told of the transport before there is an engine."""
+        ...
+
+    def policy(self, options: _Options_contra) -> Policy: ...
 
     def transport(
-        self, options: WorkerOptions, engine: Engine, identity: Identity, emit: Callable[[Any], None]
+        self, options: _Options_contra, engine: Engine, identity: Identity, emit: Callable[[Any], None]
     ) -> Transport: ...
 
     def endpoints(self, transport: Any) -> tuple[str, ...]:
@@ -96,7 +105,7 @@ class Role(Protocol):
         ...
 
     def worker(
-        self, options: WorkerOptions, engine: Engine, transport: Any, tell: Callable[[str, Report], None]
+        self, options: _Options_contra, engine: Engine, transport: Any, tell: Callable[[str, Report], None]
     ) -> Worker: ...
 
     def register(
@@ -110,8 +119,11 @@ class Role(Protocol):
     ) -> None: ...
 
 
-def run(options: WorkerOptions, role: Role) -> None:
-    """Serve until a signal. Raises StartupError or EngineError when it cannot start."""
+def run(options: _Options, role: Role[_Options]) -> None:
+    """Serve until a signal. Raises StartupError, EngineError or TransferError when it cannot start; before it loads the
+    model, if that can be told."""
+    require_servable(options)
+    role.require_allowed(options)
     give_way(role.nice)
     board = None if options.core_board is None else CoreBoard.open(options.core_board)
     cores = CoreShare(own=options.cores or (), board=options.core_board, seat=options.core_seat)
@@ -128,7 +140,7 @@ def run(options: WorkerOptions, role: Role) -> None:
     server.run(_serve(options, role, engine, board))
 
 
-async def _serve(options: WorkerOptions, role: Role, engine: Engine, board: CoreBoard | None) -> None:
+async def _serve(options: _Options, role: Role[_Options], engine: Engine, board: CoreBoard | None) -> None:
     identity = Identity(worker_id=options.worker_id, epoch=secrets.randbits(63))
     rim = WorkerRim(role.response, asyncio.get_running_loop())
 
@@ -199,7 +211,7 @@ def _transfer_counts(transport: Transport, engine: Engine) -> dict[str, int]:
     return {TRANSFER_BYTES: moved * engine.cache.layout.block_bytes(), **counts}
 
 
-def _desk(options: WorkerOptions, role: Role, engine: Engine, identity: Identity) -> TicketDesk:
+def _desk(options: _Options, role: Role[_Options], engine: Engine, identity: Identity) -> TicketDesk:
     return TicketDesk(
         key=options.ticket_key.get_secret_value(),
         identity=identity,

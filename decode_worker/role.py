@@ -12,12 +12,12 @@ from decode_worker.policy import DecodePolicy
 from decode_worker.servicer import DecodeServicer
 from decode_worker.worker import DecodeWorker
 from engine.assembly import Engine
-from kvtransfer.assembly import TransportWishes, target_transport
+from kvtransfer.assembly import TransportWishes, require_allowed, target_transport
 from kvtransfer.desk import End, TicketDesk
 from kvtransfer.events import TargetEvent
 from kvtransfer.identity import Identity
 from kvtransfer.target_endpoint import TransferTarget
-from service.config import WorkerOptions
+from service.config import DecodeWorkerOptions, WorkerOptions
 from service.orders import OrderLimits
 from service.reports import Report, Response
 from service.worker_rim import Host, WorkerRim
@@ -29,23 +29,22 @@ class DecodeRole:
     response: Callable[..., Response] = pb.DecodeServiceAttachResponse
     nice = 0
 
+    def require_allowed(self, options: DecodeWorkerOptions) -> None:
+        wishes = TransportWishes.of(options, advertised=options.kv_advertise)
+        require_allowed(wishes, options.worker_id, options.kv_listen)
+
     def policy(self, options: WorkerOptions) -> DecodePolicy:
         return DecodePolicy(budget_tokens=options.max_num_batched_tokens, seats=options.max_num_seqs)
 
     def transport(
-        self, options: WorkerOptions, engine: Engine, identity: Identity, emit: Callable[[TargetEvent], None]
+        self,
+        options: DecodeWorkerOptions,
+        engine: Engine,
+        identity: Identity,
+        emit: Callable[[TargetEvent], None],
     ) -> TransferTarget:
         layout = engine.cache.layout
-        wishes = TransportWishes(
-            block_bytes=layout.block_bytes(),
-            key_folder=options.kv_key_folder,
-            advertised=options.kv_advertise,
-            shared_memory=options.kv_shared_memory,
-            allow_wildcard=options.allow_wildcard_bind,
-            allow_insecure=options.allow_insecure_kv,
-            backends=options.kv_backends(),
-            group_address=options.kv_group_address,
-        )
+        wishes = TransportWishes.of(options, layout.block_bytes(), options.kv_advertise)
         return TransferTarget(
             identity=identity,
             layout=layout,

@@ -6,9 +6,10 @@ The one place that knows which transports there are. Opens sockets; starts no th
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol, Self
 
-from kvtransfer import keys, shm_transport
+from kvtransfer import ipc_file, keys, shm_transport
+from kvtransfer.bind_rules import BindRules
 from kvtransfer.errors import BindRefused
 from kvtransfer.identity import Identity
 from kvtransfer.joined_transport import JoinedSource, JoinedTarget, SourceWay, TargetWay
@@ -26,15 +27,31 @@ GROUP_CONNECT_MS = 5_000
 """A group of NCCL takes seconds to be made, a connection some milliseconds."""
 
 
+class TransportFlags(Protocol):
+    """What an operator may set."""
+
+    @property
+    def kv_key_folder(self) -> Path | None: ...
+    @property
+    def kv_shared_memory(self) -> bool: ...
+    @property
+    def kv_group_address(self) -> str: ...
+    @property
+    def allow_wildcard_bind(self) -> bool: ...
+    @property
+    def allow_insecure_kv(self) -> bool: ...
+    def kv_backends(self) -> tuple[str, ...]: ...
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TransportWishes:
-    """block_bytes: of one block. key_folder: with it, tcp is CURVE in both directions; see `keys`.
+    """block_bytes: of one block; 0 while nobody knows. key_folder: with it, tcp is CURVE both ways; see `keys`.
     advertised: what sources are told to dial over tcp, () for the addresses that were bound.
     shared_memory: use it between processes of this host. allow_wildcard, allow_insecure: see
     `bind_rules.BindRules`; the latter allows tcp to other machines without keys. backends: of
     torch.distributed, tried before everything else. group_address: see `dist_group.GroupOptions`."""
 
-    block_bytes: int
+    block_bytes: int = 0
     key_folder: Path | None = None
     advertised: tuple[str, ...] = ()
     shared_memory: bool = True
@@ -42,6 +59,32 @@ class TransportWishes:
     allow_insecure: bool = False
     backends: tuple[str, ...] = ()
     group_address: str = "127.0.0.1"
+
+    @classmethod
+    def of(cls, flags: TransportFlags, block_bytes: int = 0, advertised: tuple[str, ...] = ()) -> Self:
+        """What an operator's flags mean."""
+        return cls(
+            block_bytes=block_bytes,
+            key_folder=flags.kv_key_folder,
+            advertised=advertised,
+            shared_memory=flags.kv_shared_memory,
+            allow_wildcard=flags.allow_wildcard_bind,
+            allow_insecure=flags.allow_insecure_kv,
+            backends=flags.kv_backends(),
+            group_address=flags.kv_group_address,
+        )
+
+
+def require_allowed(wishes: TransportWishes, worker_id: str, binds: Sequence[str] = ()) -> None:
+    """Raises what making the transport would, BindRefused or KeysRefused, as far as that can be told without opening a
+    socket and before the size of a block is known."""
+    ring = _key_ring(wishes, worker_id)
+    if wishes.backends:
+        _dist_options(wishes)
+    _require_advertised_is_bound(wishes, binds)
+    for address in binds:
+        _bind_rules(wishes, ring).check(address)
+        ipc_file.require_free(address)
 
 
 def source_limits(wishes: TransportWishes) -> SourceLimits:
@@ -71,7 +114,7 @@ def target_transport(
 
 
 def _joined_source(wishes: TransportWishes, source: Identity) -> JoinedSource:
-    ring = _key_ring(wishes, source)
+    ring = _key_ring(wishes, source.worker_id)
     watch = Watch()
     over_zmq = ZmqSourceTransport(ZmqOptions(block_bytes=wishes.block_bytes), keys=ring, watch=watch)
     ways: dict[str, SourceWay] = {"ipc": over_zmq, "tcp": over_zmq}
@@ -83,14 +126,13 @@ def _joined_source(wishes: TransportWishes, source: Identity) -> JoinedSource:
 def _joined_target(
     wishes: TransportWishes, target: Identity, binds: Sequence[str], randomness: Callable[[int], bytes]
 ) -> JoinedTarget:
-    ring = _key_ring(wishes, target)
+    ring = _key_ring(wishes, target.worker_id)
     watch = Watch()
     ways: list[TargetWay] = []
     over_ipc = [address for address in binds if address.startswith("ipc:")]
     over_tcp = [address for address in binds if address not in over_ipc]
     try:
-        if wishes.advertised and not over_tcp:
-            raise BindRefused("nothing listens over tcp for the endpoints that are advertised")
+        _require_advertised_is_bound(wishes, binds)
         if wishes.shared_memory and shm_transport.available():
             name = f"crossdock-{target.worker_id}-{randomness(8).hex()}"
             ways.append(ShmTargetTransport(name, wishes.block_bytes, watch))
@@ -102,6 +144,17 @@ def _joined_target(
         JoinedTarget(watch, ways).close()
         raise
     return JoinedTarget(watch, ways)
+
+
+def _require_advertised_is_bound(wishes: TransportWishes, binds: Sequence[str]) -> None:
+    if wishes.advertised and not any(address.startswith("tcp:") for address in binds):
+        raise BindRefused("nothing listens over tcp for the endpoints that are advertised")
+
+
+def _bind_rules(wishes: TransportWishes, ring: keys.KeyRing | None) -> BindRules:
+    return BindRules(
+        allow_wildcard=wishes.allow_wildcard, allow_remote=wishes.allow_insecure or ring is not None
+    )
 
 
 def _zmq_target(
@@ -116,8 +169,7 @@ def _zmq_target(
         binds,
         advertised=advertised,
         keys=ring,
-        allow_wildcard=wishes.allow_wildcard,
-        allow_insecure=wishes.allow_insecure,
+        rules=_bind_rules(wishes, ring),
         watch=watch,
     )
 
@@ -131,5 +183,5 @@ def _dist_options(wishes: TransportWishes) -> "DistOptions":
     return DistOptions(backends=wishes.backends, block_bytes=wishes.block_bytes, group=group)
 
 
-def _key_ring(wishes: TransportWishes, ours: Identity) -> keys.KeyRing | None:
-    return None if wishes.key_folder is None else keys.load(wishes.key_folder, ours.worker_id)
+def _key_ring(wishes: TransportWishes, worker_id: str) -> keys.KeyRing | None:
+    return None if wishes.key_folder is None else keys.load(wishes.key_folder, worker_id)

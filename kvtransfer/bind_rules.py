@@ -12,8 +12,8 @@ _WILDCARDS = frozenset({"*", "0.0.0.0", "::", ""})
 class BindRules:
     """allow_wildcard: every interface at once. allow_remote: interfaces that other machines reach."""
 
-    allow_wildcard: bool
-    allow_remote: bool
+    allow_wildcard: bool = False
+    allow_remote: bool = False
 
     def check(self, address: str) -> None:
         """Raises BindRefused. Ask again with the bound address: a name shows only then where it leads."""
@@ -34,6 +34,10 @@ class BindRules:
             raise BindRefused(
                 f"{address}: other machines reach it; give --kv-key-folder, or --allow-insecure-kv"
             )
+
+
+HERE = BindRules()
+"""Only where no other machine reaches."""
 
 
 def _only_here(host: str) -> bool:

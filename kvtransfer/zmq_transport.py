@@ -18,7 +18,7 @@ from math import inf
 import zmq
 
 from kvtransfer.allow_list import NAME_PROPERTY, AllowList
-from kvtransfer.bind_rules import BindRules
+from kvtransfer.bind_rules import HERE, BindRules
 from kvtransfer.errors import BindRefused
 from kvtransfer.identity import Identity
 from kvtransfer.ipc_file import IpcFile, require_free
@@ -233,8 +233,7 @@ class ZmqTargetTransport:
     one. advertised: what sources dial instead, where they reach the binds by other addresses. keys: for tcp,
     without ipc beside it. watch: where it is one of several transports.
 
-    Raises BindRefused for an address on every interface, unless allow_wildcard; for a tcp address that others
-    can reach, unless there are keys or allow_insecure; and for one that cannot be bound, or that somebody has."""
+    Raises BindRefused for an address that the rules forbid, that cannot be bound, or that somebody has."""
 
     def __init__(
         self,
@@ -243,12 +242,10 @@ class ZmqTargetTransport:
         *,
         advertised: Sequence[str] = (),
         keys: KeyRing | None = None,
-        allow_wildcard: bool = False,
-        allow_insecure: bool = False,
+        rules: BindRules = HERE,
         watch: Watch | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        rules = BindRules(allow_wildcard=allow_wildcard, allow_remote=allow_insecure or keys is not None)
         for address in binds:
             rules.check(address)
             assert keys is None or address.startswith(_TCP), "keys are for tcp"

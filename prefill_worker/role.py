@@ -8,7 +8,7 @@ import grpc
 from crossdock.worker.v1 import worker_pb2 as pb
 from crossdock.worker.v1.worker_pb2_grpc import add_PrefillServiceServicer_to_server
 from engine.assembly import Engine
-from kvtransfer.assembly import TransportWishes, source_limits, source_transport
+from kvtransfer.assembly import TransportWishes, require_allowed, source_limits, source_transport
 from kvtransfer.desk import End, TicketDesk
 from kvtransfer.events import SourceEvent
 from kvtransfer.identity import Identity
@@ -28,6 +28,9 @@ class PrefillRole:
     response: Callable[..., Response] = pb.PrefillServiceAttachResponse
     nice = 5
 
+    def require_allowed(self, options: WorkerOptions) -> None:
+        require_allowed(TransportWishes.of(options), options.worker_id)
+
     def policy(self, options: WorkerOptions) -> PrefillPolicy:
         return PrefillPolicy(budget_tokens=options.max_num_batched_tokens, seats=options.max_num_seqs)
 
@@ -35,14 +38,7 @@ class PrefillRole:
         self, options: WorkerOptions, engine: Engine, identity: Identity, emit: Callable[[SourceEvent], None]
     ) -> TransferSource:
         layout = engine.cache.layout
-        wishes = TransportWishes(
-            block_bytes=layout.block_bytes(),
-            key_folder=options.kv_key_folder,
-            shared_memory=options.kv_shared_memory,
-            allow_insecure=options.allow_insecure_kv,
-            backends=options.kv_backends(),
-            group_address=options.kv_group_address,
-        )
+        wishes = TransportWishes.of(options, layout.block_bytes())
         return TransferSource(
             identity=identity,
             layout=layout,

@@ -133,10 +133,6 @@ class WorkerOptions(EngineOptions, Options):
     """One worker process."""
 
     listen: Address = Field(description="gRPC address of this worker: host:port or unix:path")
-    kv_listen: KVEndpoints = Field((), description="endpoints that take KV blocks (decode workers only)")
-    kv_advertise: KVAdvertised = Field(
-        (), description="tcp endpoints by which others reach those of --kv-listen: behind NAT, in containers"
-    )
     kv_transports: KVTransports = Field(
         (),
         description="ways of KV blocks, tried before auto: gloo, nccl; default: auto (shared memory, ipc, tcp)",
@@ -174,6 +170,9 @@ class DecodeWorkerOptions(WorkerOptions):
     """One decode worker process: it must be reachable for KV blocks."""
 
     kv_listen: KVEndpoints = Field(min_length=1, description="endpoints that take KV blocks")
+    kv_advertise: KVAdvertised = Field(
+        (), description="tcp endpoints by which others reach those of --kv-listen: behind NAT, in containers"
+    )
 
 
 class FrontOptions(Options):
@@ -301,5 +300,5 @@ def to_argv(options: BaseModel) -> list[str]:
 
 
 def _known_flags() -> frozenset[str]:
-    models: tuple[type[BaseModel], ...] = (ServeOptions, GatewayOptions, WorkerOptions)
+    models: tuple[type[BaseModel], ...] = (ServeOptions, GatewayOptions, DecodeWorkerOptions)
     return frozenset(flag.name for model in models for flag in flags.flags_of(model))

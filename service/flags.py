@@ -244,12 +244,17 @@ def _nested(flags: tuple[Flag, ...], values: Mapping[str, Any]) -> dict[str, Any
 
 def _explain(flags: tuple[Flag, ...], sources: Mapping[str, str], error: ValidationError) -> Iterator[str]:
     by_path = {flag.path: flag for flag in flags}
-    for mistake in error.errors(include_url=False, include_context=False, include_input=False):
-        location = tuple(map(str, mistake["loc"]))
+    details = error.errors(include_url=False, include_context=False, include_input=False)
+    places = [tuple(map(str, mistake["loc"])) for mistake in details]
+    for location, mistake in zip(places, details, strict=True):
         flag = by_path.get(location[:2]) or by_path.get(location[:1])
         if flag is None:
             continue
+        if any(len(other) > len(location) and other[: len(location)] == location for other in places):
+            continue  # an item of it is wrong, and what is said of the whole follows from that
         if len(flag.path) > 1 and flag.name not in sources:
             continue  # a shared setting is wrong, and is reported under its own name
         text = mistake["msg"].removeprefix("Value error, ")
+        if mistake["type"] == "too_short":  # of a tuple, where pydantic speaks of tuples
+            text = "at least one is needed"
         yield f"--{flag.name}{sources.get(flag.name, '')}: {text[:1].lower()}{text[1:]}"

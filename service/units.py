@@ -11,7 +11,9 @@ from typing import NamedTuple
 _COUNT = re.compile(r"(\d+(?:\.\d+)?)([kKmMgG]?)")
 _BYTES = re.compile(r"(\d+(?:\.\d+)?)\s*(?:([kKmMgGtT])(iB|B)?|B)?")
 _HOST_PORT = re.compile(r"(?:\[[0-9A-Fa-f:.]+\]|[^\s:/\[\]]+):(\d{1,5})")
-_KV_ENDPOINT = re.compile(r"ipc://(\S+)|tcp://(\S+)")
+_IPC_ENDPOINT = re.compile(r"ipc://\S+")
+_TCP = "tcp://"
+_PORT_MAX = 65_535
 _WEIGHT = re.compile(r"([A-Za-z0-9._-]{1,64})=(\d+(?:\.\d+)?)")
 _POWERS = {"k": 1, "m": 2, "g": 3, "t": 4}
 _KEY_BYTES_MIN = 16
@@ -54,25 +56,22 @@ def check_address(value: str) -> str:
     """An address to listen on or to dial with gRPC: host:port, [v6]:port or unix:path."""
     if value.startswith("unix:") and len(value) > len("unix:"):
         return value
-    match = _HOST_PORT.fullmatch(value)
-    if match is None or int(match.group(1)) > 65535:
-        raise ValueError("an address is host:port or unix:path")
+    if not _is_host_port(value):
+        raise ValueError(f"an address is host:port, with a port up to {_PORT_MAX}, or unix:path")
     return value
 
 
 def check_kv_endpoint(value: str) -> str:
     """A ZeroMQ endpoint for KV blocks: tcp://host:port or ipc://path."""
-    match = _KV_ENDPOINT.fullmatch(value)
-    if match is None:
-        raise ValueError("an endpoint is tcp://host:port or ipc://path")
-    if match.group(2) is not None:
-        check_address(match.group(2))
+    tcp = value.startswith(_TCP) and _is_host_port(value.removeprefix(_TCP))
+    if not (tcp or _IPC_ENDPOINT.fullmatch(value)):
+        raise ValueError(f"an endpoint is tcp://host:port, with a port up to {_PORT_MAX}, or ipc://path")
     return value
 
 
 def check_kv_advertised(value: str) -> str:
     """An endpoint that others dial: tcp://host:port, with a port that somebody listens on."""
-    if not check_kv_endpoint(value).startswith("tcp://") or int(value.rpartition(":")[2]) == 0:
+    if not check_kv_endpoint(value).startswith(_TCP) or int(value.rpartition(":")[2]) == 0:
         raise ValueError("an endpoint that others dial is tcp://host:port")
     return value
 
@@ -117,6 +116,11 @@ def parse_secret(value: object) -> object:
     if not secret:
         raise ValueError("a secret is not empty")
     return secret
+
+
+def _is_host_port(value: str) -> bool:
+    match = _HOST_PORT.fullmatch(value)
+    return match is not None and int(match.group(1)) <= _PORT_MAX
 
 
 def _weight(text: str) -> Weight:

@@ -13,7 +13,7 @@ import grpc
 import structlog
 
 from service import worker_access
-from service.bind_rules import BindRules
+from service.bind_rules import BindRules, require_free
 from service.config import WorkerOptions
 from service.garbage import freeze_garbage
 from service.guard import Guard
@@ -47,19 +47,25 @@ class WorkerService:
     counts: Callable[[], Mapping[str, int]]
 
 
+def require_servable(options: WorkerOptions) -> None:
+    """Raises what `serve_worker` would, BindError or StartupError, as far as that can be told without listening."""
+    tls = server_tls(options.ssl_certfile, options.ssl_keyfile, options.ssl_ca_certs)
+    _bind_rules(options).check(options.listen, encrypted=tls is not None)
+    require_free(options.listen)
+
+
 async def serve_worker(options: WorkerOptions, service: WorkerService) -> None:
     """Serve until SIGTERM or SIGINT. Raises BindError, or StartupError when TLS cannot be had."""
     guard = Guard(worker_access.check_with(options.ticket_key.get_secret_value()))
     server = create_server([guard], keepalive_ms=KEEPALIVE_MS, ping_timeout_ms=KEEPALIVE_MS)
     tls = server_tls(options.ssl_certfile, options.ssl_keyfile, options.ssl_ca_certs)
-    rules = BindRules(allow_wildcard=options.allow_wildcard_bind, allow_insecure=options.allow_insecure)
     health = Health([service.name])
     await health.register(server)
     service.rim.counts = service.counts
     service.register(server)
     open_rca = OpenRca(lambda: worker_report(service.rim.load, options.max_num_seqs))
     server.add_generic_rpc_handlers((open_rca,))
-    port = bind(server, options.listen, rules, tls)
+    port = bind(server, options.listen, _bind_rules(options), tls)
     await server.start()
     await health.set_ready(True)
     background = [
@@ -87,6 +93,10 @@ async def serve_worker(options: WorkerOptions, service: WorkerService) -> None:
     finally:
         for task in background:
             task.cancel()
+
+
+def _bind_rules(options: WorkerOptions) -> BindRules:
+    return BindRules(allow_wildcard=options.allow_wildcard_bind, allow_insecure=options.allow_insecure)
 
 
 async def watch_pulse(pulse: Pulse, rim: WorkerRim, health: Health) -> None:

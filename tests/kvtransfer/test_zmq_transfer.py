@@ -12,6 +12,7 @@ import zmq
 
 from kvtransfer import wire
 from kvtransfer.assembly import TransportWishes, target_transport
+from kvtransfer.bind_rules import BindRules
 from kvtransfer.digest import block_digest
 from kvtransfer.errors import BindRefused, Reason
 from kvtransfer.identity import Identity
@@ -218,7 +219,7 @@ def test_an_address_that_may_not_or_cannot_be_bound_is_refused(address):
 
 def test_every_interface_is_bound_when_it_is_allowed():
     transport = ZmqTargetTransport(
-        ZmqOptions(block_bytes=1024), ["tcp://*:0"], allow_wildcard=True, allow_insecure=True
+        ZmqOptions(block_bytes=1024), ["tcp://*:0"], rules=BindRules(allow_wildcard=True, allow_remote=True)
     )
     assert transport.endpoints()[0].startswith("tcp://0.0.0.0:")
     transport.close()

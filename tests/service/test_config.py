@@ -127,10 +127,6 @@ def test_a_variable_of_another_command_is_no_mistake():
     [
         (["--listen=nowhere"], "--listen"),
         (["--listen=host:70000"], "--listen"),
-        (["--kv-listen=http://x"], "--kv-listen"),
-        (["--kv-listen=tcp://host"], "--kv-listen"),
-        (["--kv-advertise=ipc:///x"], "--kv-advertise"),
-        (["--kv-advertise=tcp://host:0"], "--kv-advertise"),
         (["--ticket-key=0f0f"], "--ticket-key"),
         (["--ticket-key=@/nowhere/key"], "--ticket-key"),
         (["--worker-id=a b"], "--worker-id"),
@@ -145,6 +141,45 @@ def test_a_bad_value_is_refused_by_its_flags_name(argv, name):
     lines = mistakes(WorkerOptions, [*WORKER, *argv], {"CROSSDOCK_TICKET_KEY": KEY})
     assert len(lines) == 1
     assert lines[0].startswith(name)
+
+
+@pytest.mark.parametrize(
+    ("flag", "rule"),
+    [
+        ("--kv-listen=http://x", "an endpoint is tcp://host:port, with a port up to 65535, or ipc://path"),
+        ("--kv-listen=udp://", "an endpoint is tcp://host:port, with a port up to 65535, or ipc://path"),
+        ("--kv-listen=tcp://host", "an endpoint is tcp://host:port, with a port up to 65535, or ipc://path"),
+        (
+            "--kv-listen=tcp://h:99999",
+            "an endpoint is tcp://host:port, with a port up to 65535, or ipc://path",
+        ),
+        (
+            "--kv-listen=tcp://unix:x",
+            "an endpoint is tcp://host:port, with a port up to 65535, or ipc://path",
+        ),
+        ("--kv-listen=", "at least one is needed"),
+        ("--kv-advertise=ipc:///x", "an endpoint that others dial is tcp://host:port"),
+        ("--kv-advertise=tcp://host:0", "an endpoint that others dial is tcp://host:port"),
+    ],
+)
+def test_a_bad_endpoint_is_refused_once_by_its_flags_name_and_rule(flag, rule):
+    listen = [] if flag.startswith("--kv-listen") else ["--kv-listen=ipc:///x"]
+    lines = mistakes(DecodeWorkerOptions, [*WORKER, *listen, flag], {"CROSSDOCK_TICKET_KEY": KEY})
+    assert lines == (f"{flag.partition('=')[0]}: {rule}",)
+
+
+def test_each_wrong_item_of_a_list_is_told_and_nothing_besides():
+    lines = mistakes(
+        GatewayOptions, ["--prefill-workers=a:1", "--decode-workers=x,y"], {"CROSSDOCK_TICKET_KEY": KEY}
+    )
+    rule = "--decode-workers: an address is host:port, with a port up to 65535, or unix:path"
+    assert lines == (rule, rule)
+
+
+@pytest.mark.parametrize("flag", ["--kv-listen=tcp://127.0.0.1:0", "--kv-advertise=tcp://a:1"])
+def test_a_prefill_worker_takes_no_flag_for_endpoints_that_it_has_not(flag):
+    (line,) = mistakes(WorkerOptions, [*WORKER, flag], {"CROSSDOCK_TICKET_KEY": KEY})
+    assert line.startswith(f"{flag.partition('=')[0]}: unknown flag")
 
 
 @pytest.mark.parametrize("text", ["= 3", "a = [", "- 1\n"])

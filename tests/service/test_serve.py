@@ -55,7 +55,8 @@ def test_serve_deals_all_cores_unless_told_how_many(argv, dealt):
 def test_serve_gives_every_worker_a_seat_of_its_own_on_the_board(tmp_path):
     options = config.load(ServeOptions, ["--prefill=2"], {})
     *specs, _ = serve.plan(options, tmp_path, {}, KEY, tmp_path / "board")
-    workers = [read_back(spec, WorkerOptions) for spec in specs]
+    models = {"prefill-worker": WorkerOptions, "decode-worker": DecodeWorkerOptions}
+    workers = [read_back(spec, models[spec.argv[3]]) for spec in specs]
     assert [(worker.core_board, worker.core_seat) for worker in workers] == [
         (tmp_path / "board", seat) for seat in range(3)
     ]

@@ -15,15 +15,22 @@ SHOWN_MAX = 25
 
 def main():
     parser = argparse.ArgumentParser(prog="simulate")
-    parser.add_argument("histories", type=int)
+    parser.add_argument("histories", type=_positive)
     parser.add_argument("--seed", type=int, default=0, help="of the first history")
-    parser.add_argument("--jobs", type=int, default=1)
+    parser.add_argument("--jobs", type=_positive, default=1)
     options = parser.parse_args()
     started = time.perf_counter()
     seeds = range(options.seed, options.seed + options.histories)
     counts, failures = _run(seeds, options.jobs, started)
     _report(counts, failures, len(seeds), time.perf_counter() - started)
     sys.exit(1 if failures else 0)
+
+
+def _positive(text):
+    number = int(text)
+    if number < 1:
+        raise argparse.ArgumentTypeError(f"{number} is not at least 1")
+    return number
 
 
 def _run(seeds, jobs, started):

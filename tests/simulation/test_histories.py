@@ -6,6 +6,7 @@ from dataclasses import replace
 import pytest
 
 from tests.simulation import history
+from tests.simulation.__main__ import main
 from tests.simulation.faults import Fault, Kind
 from tests.simulation.mutants import MUTANTS
 from tests.simulation.scenario import draw
@@ -51,3 +52,12 @@ def test_a_history_is_shortened_to_what_it_takes():
     least = history.shorten(scenario, lambda candidate: kept in candidate.faults)
     assert least.faults == (kept,)
     assert len(least.absent) == len(scenario.wishes)
+
+
+@pytest.mark.parametrize("flags", [["-5"], ["0"], ["5", "--jobs=0"]])
+def test_a_simulation_of_nothing_is_refused(flags, monkeypatch, capsys):
+    monkeypatch.setattr("sys.argv", ["simulate", *flags])
+    with pytest.raises(SystemExit) as ended:
+        main()
+    assert ended.value.code == 2
+    assert "is not at least 1" in capsys.readouterr().err

@@ -64,6 +64,39 @@ def test_a_bad_key_folder_is_one_line_and_exit_code_2(engine, folder, capsys, ve
     assert lines[0].startswith(f"crossdock {verb}-worker: {folder}/{verb}.secret: ")
 
 
+REFUSED_WITHOUT_AN_ENGINE = [
+    (["--kv-listen=tcp://0.0.0.0:5555"], "would listen on every interface"),
+    (["--kv-listen=tcp://192.0.2.1:5555"], "other machines reach it"),
+    (["--kv-listen=tcp://127.0.0.1:0", "--kv-transports=nccl"], "nccl"),
+    (
+        ["--kv-listen=tcp://127.0.0.1:0", "--kv-transports=gloo", "--kv-group-address=x"],
+        "needs an IP address",
+    ),
+    (["--kv-listen=tcp://127.0.0.1:0", "--kv-key-folder=/no/where"], "no such folder"),
+    (["--kv-listen=ipc:///x", "--kv-advertise=tcp://a:1"], "advertised"),
+    (["--kv-listen=ipc:///dev/null"], "no socket"),
+    (["--kv-listen=ipc:///x", "--listen=0.0.0.0:0"], "--allow-wildcard-bind"),
+    (["--kv-listen=ipc:///x", "--listen=192.0.2.1:0"], "--allow-insecure"),
+    (["--kv-listen=ipc:///x", "--ssl-certfile=/no/where"], "TLS needs both"),
+]
+
+
+@pytest.mark.parametrize(("flags", "why"), REFUSED_WITHOUT_AN_ENGINE)
+def test_what_can_be_told_before_the_model_is_loaded_is_refused_before(monkeypatch, capsys, flags, why):
+    monkeypatch.setattr(worker, "assemble", lambda *arguments, **options: pytest.fail("loaded"))
+    monkeypatch.setattr(process.logs, "configure", lambda **options: None)
+    assert process.decode_worker_main([*DECODE, *flags]) == 2
+    (line,) = capsys.readouterr().err.splitlines()
+    assert why in line
+
+
+def test_a_prefill_worker_is_refused_before_the_model_is_loaded_as_well(monkeypatch, capsys):
+    monkeypatch.setattr(worker, "assemble", lambda *arguments, **options: pytest.fail("loaded"))
+    monkeypatch.setattr(process.logs, "configure", lambda **options: None)
+    assert process.prefill_worker_main([*DECODE, "--kv-transports=nccl"]) == 2
+    assert "nccl" in capsys.readouterr().err
+
+
 def test_tcp_that_other_machines_reach_needs_keys_or_leave(engine, folder, capsys):
     arguments = [*DECODE, "--kv-listen=tcp://192.0.2.1:5555"]
     for allowed, complaint in [
