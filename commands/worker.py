@@ -21,6 +21,7 @@ from engine.kernels.core_share import CoreShare
 from engine.loop import EngineLoop, InboxFull
 from engine.policy import Policy
 from engine.progress import Progress
+from kvtransfer.counters import COMMITTED_OVER
 from kvtransfer.desk import End, TicketDesk
 from kvtransfer.errors import TicketRefused
 from kvtransfer.identity import Identity
@@ -41,7 +42,7 @@ from service.model_source import resolve_model
 from service.orders import OrderLimits
 from service.pulse import Pulse, ThreadClock
 from service.reports import EndCause, Report, Response
-from service.worker_counts import TRANSFER_BYTES, TRANSFER_EVENTS
+from service.worker_counts import TRANSFER_BYTES, TRANSFER_EVENTS, TRANSFERS
 from service.worker_process import (
     INBOX_ACTIONS_MAX,
     WorkerService,
@@ -207,8 +208,13 @@ def _transfer_counts(transport: Transport, engine: Engine) -> dict[str, int]:
     """What hand-offs have met here, and the bytes of what they moved."""
     met = transport.counters()
     moved = met.get("blocks_sent", 0) + met.get("blocks_placed", 0)
-    counts = {f"{TRANSFER_EVENTS}.{name}": count for name, count in met.items()}
+    counts = {_count_name(name): count for name, count in met.items()}
     return {TRANSFER_BYTES: moved * engine.cache.layout.block_bytes(), **counts}
+
+
+def _count_name(met: str) -> str:
+    over = met.removeprefix(COMMITTED_OVER)
+    return f"{TRANSFER_EVENTS}.{met}" if over == met else f"{TRANSFERS}.{over}"
 
 
 def _desk(options: _Options, role: Role[_Options], engine: Engine, identity: Identity) -> TicketDesk:

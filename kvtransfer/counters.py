@@ -3,6 +3,9 @@
 import threading
 from collections import Counter
 
+COMMITTED_OVER = "committed_over."
+"""Hand-offs of a source that were committed; what follows is the scheme of the endpoint."""
+
 
 class Counters:
     def __init__(self) -> None:

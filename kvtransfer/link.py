@@ -14,7 +14,8 @@ from kvtransfer.counters import Counters
 from kvtransfer.errors import Reason, UnknownVersion, WireError
 from kvtransfer.greeting import WIRE_VERSION_FIELD
 from kvtransfer.identity import Identity
-from kvtransfer.transport import Connection, LinkStatus, SourceTransport
+from kvtransfer.refusals import Refusals
+from kvtransfer.transport import Connection, LinkStatus, NoKey, SourceTransport
 
 
 class Phase(Enum):
@@ -54,6 +55,7 @@ class Link:
         connect_s: float,
         malformed_max: int,
         counters: Counters,
+        refusals: Refusals,
         now: float,
     ) -> None:
         assert endpoints, "no endpoint to dial"
@@ -65,6 +67,8 @@ class Link:
         self._connect_s = connect_s
         self._malformed_left = malformed_max
         self._counters = counters
+        self._refusals = refusals
+        self._endpoint = ""
         self._outbox: deque[_Parcel] = deque()
         self._phase = Phase.DIALLING
         self._connection: Connection | None = None
@@ -75,6 +79,11 @@ class Link:
     @property
     def phase(self) -> Phase:
         return self._phase
+
+    @property
+    def way(self) -> str:
+        """How the endpoint that was dialled last is reached: the scheme of its address."""
+        return self._endpoint.partition("://")[0]
 
     @property
     def failure(self) -> Failure:
@@ -136,8 +145,11 @@ class Link:
         self._deadline = now + self._connect_s
         while self._untried:
             try:
-                endpoint = self._untried.popleft()
-                self._connection = self._transport.dial(endpoint, self.source, self.target)
+                self._endpoint = self._untried.popleft()
+                self._connection = self._transport.dial(self._endpoint, self.source, self.target)
+            except NoKey:
+                self._not_trusted("no public key of the target in the key folder")
+                continue
             except ValueError:
                 self._counters.add("bad_endpoint")
                 continue
@@ -153,8 +165,10 @@ class Link:
             if status is LinkStatus.LOST:
                 self.fail(Failure(reason=Reason.PEER_LOST, detail="the target's connection is gone"))
             return
-        hopeless = status is LinkStatus.FAILING and bool(self._untried)
+        hopeless = status in {LinkStatus.FAILING, LinkStatus.REFUSED} and bool(self._untried)
         if hopeless or status is LinkStatus.LOST or now >= self._deadline:
+            if status is LinkStatus.REFUSED:
+                self._not_trusted("the handshake was refused: check the keys on both sides")
             self._dial_next(now)
         elif self._phase is Phase.DIALLING and status is LinkStatus.UP:
             self._greet()
@@ -193,6 +207,7 @@ class Link:
             found = (message.target_id, envelope.target_epoch)
             if found == (self.target.worker_id, self.target.epoch):
                 self._phase = Phase.READY
+                self._refusals.succeeded(self._endpoint)
             else:
                 self._refused(("target",), now)
         else:
@@ -202,6 +217,10 @@ class Link:
         if self._phase is Phase.GREETING:
             self._failure = Failure(reason=Reason.HANDSHAKE_REFUSED, detail=", ".join(fields))
             self._dial_next(now)
+
+    def _not_trusted(self, why: str) -> None:
+        self._refusals.refused(self._endpoint, why)
+        self._failure = Failure(reason=Reason.HANDSHAKE_REFUSED, detail=why)
 
     def _hang_up(self) -> None:
         if self._connection is not None:

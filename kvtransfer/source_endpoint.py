@@ -17,6 +17,7 @@ from kvtransfer.digest import block_digest
 from kvtransfer.errors import Overloaded, Reason, TicketRefused
 from kvtransfer.greeting import BlockShape
 from kvtransfer.identity import Identity
+from kvtransfer.refusals import Refusals, unheard
 from kvtransfer.source_io import SourceIO, SourceLimits
 from kvtransfer.ticket import Ticket
 from kvtransfer.transport import SourceTransport
@@ -38,7 +39,7 @@ class TransferSource:
     emit: called on the I/O thread, must not wait. Each ticket that open took brings Committed or Failed or,
     after the worker's own cancel or close, neither; and at the end exactly one Closed. At most
     transfers_max * (blocks of a ticket + 3) calls wait for the thread: blocks are pushed once, open, finish
-    and cancel taken once."""
+    and cancel taken once. warn: takes one line for the operator, on the I/O thread."""
 
     def __init__(
         self,
@@ -49,6 +50,7 @@ class TransferSource:
         emit: Callable[[events.SourceEvent], None],
         clock: Callable[[], float],
         limits: SourceLimits | None = None,
+        warn: Callable[[str], None] = unheard,
     ) -> None:
         self._identity = identity
         self._layout = layout
@@ -71,6 +73,7 @@ class TransferSource:
             clock=clock,
             limits=self._limits,
             counters=self._counters,
+            refusals=Refusals(warn),
         )
         self._thread = threading.Thread(
             target=self._serve, name=f"kv-source-{identity.worker_id}", daemon=True

@@ -9,12 +9,13 @@ from functools import partial
 
 from kvtransfer import events, wire
 from kvtransfer.actions import Cut, Drop, Emit, Send, SourceAction
-from kvtransfer.counters import Counters
+from kvtransfer.counters import COMMITTED_OVER, Counters
 from kvtransfer.errors import IllegalTransition, Reason
 from kvtransfer.greeting import BlockShape, hello
 from kvtransfer.identity import Identity
 from kvtransfer.link import Failure, Link, Phase
 from kvtransfer.outgoing import OutgoingTransfer
+from kvtransfer.refusals import Refusals
 from kvtransfer.ticket import Ticket
 from kvtransfer.transport import SourceTransport
 
@@ -50,6 +51,7 @@ class SourceIO:
         clock: Callable[[], float],
         limits: SourceLimits,
         counters: Counters,
+        refusals: Refusals,
     ) -> None:
         self._identity = identity
         self._shape = shape
@@ -58,6 +60,7 @@ class SourceIO:
         self._clock = clock
         self._limits = limits
         self._counters = counters
+        self._refusals = refusals
         self._live: dict[bytes, _Live] = {}
         self._links: dict[tuple[Identity, tuple[str, ...]], Link] = {}
         self._ticked = clock()
@@ -129,6 +132,7 @@ class SourceIO:
             connect_s=self._limits.connect_ms / 1000,
             malformed_max=self._limits.malformed_max,
             counters=self._counters,
+            refusals=self._refusals,
             now=now,
         )
 
@@ -145,6 +149,8 @@ class SourceIO:
         except IllegalTransition:
             self._counters.add(f"unexpected_{type(envelope.message).__name__.lower()}")
             return
+        if isinstance(envelope.message, wire.Committed):
+            self._counters.add(f"{COMMITTED_OVER}{link.way}")
         self._perform(live, actions, now)
         if isinstance(envelope.message, wire.Refused) and envelope.message.reason is Reason.NOT_GREETED:
             link.fail(Failure(reason=Reason.PEER_LOST, detail="the target has forgotten the greeting"))

@@ -12,10 +12,12 @@ from kvtransfer.identity import Identity
 
 
 class LinkStatus(Enum):
-    """FAILING: still dialling, but a try has failed already."""
+    """FAILING: still dialling, but a try has failed already. REFUSED: as FAILING, and somebody was there who would not
+    have this connection, or broke off while it was made: most likely the keys do not fit."""
 
     DIALLING = auto()
     FAILING = auto()
+    REFUSED = auto()
     UP = auto()
     LOST = auto()
 
@@ -45,6 +47,10 @@ class PeerGone:
     """The peer's connection is gone, for good."""
 
     peer: bytes
+
+
+class NoKey(ValueError):
+    """There is no public key of the target here, and without one nothing may be said to it."""
 
 
 def unread() -> None:
@@ -78,7 +84,7 @@ class Connection(Protocol):
 class SourceTransport(Protocol):
     def dial(self, endpoint: str, source: Identity, target: Identity) -> Connection:
         """Begin to connect, as source, to where target should be. Raises ValueError for an endpoint that can
-        never be reached from here."""
+        never be reached from here, NoKey where that is for want of a key."""
         ...
 
     def wait(self, timeout_s: float) -> None:

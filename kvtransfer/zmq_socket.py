@@ -73,8 +73,10 @@ def secure_source(raw: Socket, keys: KeyRing, target_key: bytes) -> None:
     raw.setsockopt(zmq.CURVE_SERVERKEY, target_key)
 
 
-def next_monitor_event(monitor: Socket) -> int | None:
+def next_monitor_event(monitor: Socket) -> tuple[int, int] | None:
+    """The event, and the number that comes with it."""
     try:
-        return int(recv_monitor_message(monitor, zmq.NOBLOCK)["event"])
+        message = recv_monitor_message(monitor, zmq.NOBLOCK)
     except zmq.Again:
         return None
+    return int(message["event"]), int(message["value"])

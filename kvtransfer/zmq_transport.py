@@ -8,6 +8,7 @@ takes over another's identity.
 With a key ring every connection over tcp is CURVE in both directions, and nothing else is let in; without
 one, tcp is for this machine alone."""
 
+import errno
 import os
 import time
 from collections import OrderedDict, deque
@@ -23,7 +24,7 @@ from kvtransfer.errors import BindRefused
 from kvtransfer.identity import Identity
 from kvtransfer.ipc_file import IpcFile, require_free
 from kvtransfer.keys import KeyRing
-from kvtransfer.transport import Arrival, Delivery, LinkStatus, PeerGone, unread
+from kvtransfer.transport import Arrival, Delivery, LinkStatus, NoKey, PeerGone, unread
 from kvtransfer.watch import Watch
 from kvtransfer.wire import RUN_BLOCKS_MAX
 from kvtransfer.zmq_socket import (
@@ -50,7 +51,8 @@ _SOURCE_EVENTS = (
     | zmq.Event.HANDSHAKE_FAILED_PROTOCOL
     | zmq.Event.HANDSHAKE_FAILED_AUTH
 )
-_FAILED_TRY = _SOURCE_EVENTS & ~(zmq.Event.HANDSHAKE_SUCCEEDED | zmq.Event.DISCONNECTED)
+_REFUSALS = zmq.Event.HANDSHAKE_FAILED_PROTOCOL | zmq.Event.HANDSHAKE_FAILED_AUTH
+"""No such mechanism there, and not on the allow-list. Who has another key than we think just hangs up."""
 
 
 class ZmqSourceTransport:
@@ -137,7 +139,7 @@ class ZmqSourceTransport:
             return None
         key = self._keys.key_of(target.worker_id)
         if key is None:
-            raise ValueError("no public key of the target")
+            raise NoKey("no public key of the target")
         return key
 
     def _new_socket(self, name: bytes, target_key: bytes | None) -> Socket:
@@ -173,15 +175,10 @@ class ZmqConnection:
 
     def status(self) -> LinkStatus:
         while self._status is not LinkStatus.LOST and self._owner.ready(self._monitor):
-            event = next_monitor_event(self._monitor)
-            if event is None:
+            found = next_monitor_event(self._monitor)
+            if found is None:
                 break
-            if event & zmq.Event.HANDSHAKE_SUCCEEDED:
-                self._status = LinkStatus.UP
-            elif event & zmq.Event.DISCONNECTED and self._status is LinkStatus.UP:
-                self._status = LinkStatus.LOST
-            elif event & _FAILED_TRY and self._status is LinkStatus.DIALLING:
-                self._status = LinkStatus.FAILING
+            self._status = _after(self._status, *found)
         return self._status
 
     def send(
@@ -370,6 +367,19 @@ class ZmqTargetTransport:
             if self.send(peer, PROBE) is Delivery.GONE:
                 del self._peers[peer]
                 self._gone.append(PeerGone(peer=peer))
+
+
+def _after(status: LinkStatus, event: int, number: int) -> LinkStatus:
+    """number: of the event; where a handshake just ended, the error of the system."""
+    if event & zmq.Event.HANDSHAKE_SUCCEEDED:
+        return LinkStatus.UP
+    if status is LinkStatus.UP:
+        return LinkStatus.LOST if event & zmq.Event.DISCONNECTED else status
+    hung_up = event & zmq.Event.HANDSHAKE_FAILED_NO_DETAIL and number != errno.EAGAIN  # that is silence
+    if event & _REFUSALS or hung_up:
+        return LinkStatus.REFUSED
+    tried = event & ~zmq.Event.DISCONNECTED
+    return LinkStatus.FAILING if tried and status is LinkStatus.DIALLING else status
 
 
 @dataclass(frozen=True, slots=True)

@@ -4,6 +4,7 @@ import time
 from collections.abc import Callable
 
 import grpc
+import structlog
 
 from crossdock.worker.v1 import worker_pb2 as pb
 from crossdock.worker.v1.worker_pb2_grpc import add_PrefillServiceServicer_to_server
@@ -46,6 +47,7 @@ class PrefillRole:
             emit=emit,
             clock=time.monotonic,
             limits=source_limits(wishes),
+            warn=structlog.get_logger().warning,
         )
 
     def endpoints(self, transport: TransferSource) -> tuple[str, ...]:

@@ -17,6 +17,7 @@ SWAP_OUTS = "swap_outs"
 PREFIX_QUERIES = "prefix_cache_queries"
 PREFIX_HITS = "prefix_cache_hits"
 TRANSFER_BYTES = "transfer_bytes"
+TRANSFERS = "transfers"
 TRANSFER_FAILURES = "transfer_failures"
 TRANSFER_EVENTS = "transfer_events"
 
@@ -38,6 +39,9 @@ _FAMILIES = {
     ),
     PREFIX_HITS: _Family(name="prefix_cache_hits", text="Prompt tokens found among cached prefixes"),
     TRANSFER_BYTES: _Family(name="kv_transfer_bytes", text="KV sent by a prefill, placed by a decode worker"),
+    TRANSFERS: _Family(
+        name="kv_transfers", text="Hand-offs that were committed, at the prefill worker", kind="transport"
+    ),
     TRANSFER_FAILURES: _Family(name="kv_transfer_failures", text="Hand-offs that failed", kind="reason"),
     TRANSFER_EVENTS: _Family(name="kv_transfer_events", text="What hand-offs met", kind="event"),
 }

@@ -235,7 +235,9 @@ class Ends:
         self._closing.append(target)
         return target, recorder
 
-    def new_source(self, kind="tcp", layout=LAYOUT, identity=SOURCE, limits=None, keys=None):
+    def new_source(
+        self, kind="tcp", layout=LAYOUT, identity=SOURCE, limits=None, keys=None, warn=lambda line: None
+    ):
         recorder = Recorder()
         wishes = TransportWishes(
             block_bytes=layout.block_bytes(), key_folder=keys or (self.keys() if kind == "curve" else None)
@@ -247,6 +249,7 @@ class Ends:
             emit=recorder,
             clock=time.monotonic,
             limits=limits or SourceLimits(connect_ms=20_000),
+            warn=warn,
         )
         source.start()
         self._closing.append(source)

@@ -12,6 +12,7 @@ from kvtransfer import keys, wire
 from kvtransfer.bind_rules import BindRules
 from kvtransfer.errors import BindRefused, KeysRefused, Reason
 from kvtransfer.identity import Identity
+from kvtransfer.refusals import ENDPOINTS_MAX, Refusals
 from kvtransfer.source_io import SourceLimits
 from tests.kvtransfer.conftest import receive_all, send_all
 
@@ -96,13 +97,79 @@ def test_without_keys_or_with_unknown_ones_a_source_gives_up_rather_than_send(wo
     lonely = tmp_path / "lonely"
     for name in ("source", "somebody"):
         keys.make(lonely, name)
-    cases = [(None, secured), (lonely, secured), (folder, open_to_all), (lonely, open_to_all)]
-    for source_keys, target in cases:
-        source, on_source = ends.new_source(keys=source_keys, limits=SourceLimits(connect_ms=300))
-        ticket = world.ticket()
-        source.open(world.seal(ticket), ticket, target.endpoints())
-        assert on_source.wait("Failed", ticket).reason is Reason.UNREACHABLE
+    check, no_key = "the handshake was refused: check the keys on both sides", "no public key of the target"
+    cases = [
+        (None, secured, check),
+        (lonely, secured, no_key),
+        (folder, open_to_all, check),
+        (lonely, open_to_all, no_key),
+    ]
+    for source_keys, target, why in cases:
+        warnings = []
+        limits = SourceLimits(connect_ms=300)
+        source, on_source = ends.new_source(keys=source_keys, limits=limits, warn=warnings.append)
+        for _ in range(2):
+            ticket = world.ticket()
+            source.open(world.seal(ticket), ticket, target.endpoints())
+            failed = on_source.wait("Failed", ticket)
+            assert failed.reason is Reason.HANDSHAKE_REFUSED
+            assert failed.detail.startswith(why)
+        assert warnings == [f"{target.endpoints()[0]}: {failed.detail}"], "once for each endpoint"
     assert secured.counters() == open_to_all.counters() == {}
+
+
+def forge(folder, tmp_path, *, of):
+    """A source's folder in which one end has another key than the other end thinks."""
+    forged = tmp_path / "forged"
+    keys.make(forged, of)
+    kept = {"source": ["target.public"], "target": ["source.public", "source.secret"]}[of]
+    for name in kept:
+        (forged / name).write_bytes((folder / name).read_bytes())
+        (forged / name).chmod(0o600)
+    return forged
+
+
+@pytest.mark.parametrize("of", ["source", "target"])
+def test_keys_that_do_not_fit_are_told_to_the_operator(world, ends, folder, tmp_path, of):
+    target, _ = ends.new_target(keys=folder)
+    warnings = []
+    limits = SourceLimits(connect_ms=300)
+    source, on_source = ends.new_source(
+        keys=forge(folder, tmp_path, of=of), limits=limits, warn=warnings.append
+    )
+    ticket = world.ticket()
+    source.open(world.seal(ticket), ticket, target.endpoints())
+    failed = on_source.wait("Failed", ticket)
+    assert (failed.reason, warnings) == (
+        Reason.HANDSHAKE_REFUSED,
+        [f"{target.endpoints()[0]}: the handshake was refused: check the keys on both sides"],
+    )
+
+
+def test_a_handshake_that_succeeds_again_is_told_once():
+    told = []
+    refusals = Refusals(told.append)
+    for _ in range(2):
+        refusals.refused("tcp://a:1", "no")
+    refusals.refused("tcp://b:1", "no")
+    for _ in range(2):
+        refusals.succeeded("tcp://a:1")
+    refusals.refused("tcp://a:1", "no")
+    assert told == [
+        "tcp://a:1: no",
+        "tcp://b:1: no",
+        "tcp://a:1: the handshake succeeds again",
+        "tcp://a:1: no",
+    ]
+
+
+def test_endpoints_that_were_refused_are_bounded():
+    told = []
+    refusals = Refusals(told.append)
+    for number in range(ENDPOINTS_MAX + 1):
+        refusals.refused(f"tcp://a:{number}", "no")
+    refusals.succeeded("tcp://a:0")
+    assert len(told) == ENDPOINTS_MAX + 1
 
 
 def test_a_worker_cannot_greet_under_the_name_of_another(world, ends, folder):
@@ -243,7 +310,7 @@ def test_tcp_and_ipc_of_one_target_are_secured_apart(world, ends, folder, tmp_pa
     """A source without keys gets in through the socket that only this user can open, and not over tcp."""
     target, on_target = ends.new_target(f"ipc://{tmp_path}/kv", "tcp://127.0.0.1:0", keys=folder)
     over_ipc, over_tcp = target.endpoints()
-    for endpoint, reason in [(over_tcp, Reason.UNREACHABLE), (over_ipc, None)]:
+    for endpoint, reason in [(over_tcp, Reason.HANDSHAKE_REFUSED), (over_ipc, None)]:
         source, on_source = ends.new_source(limits=SourceLimits(connect_ms=300))
         ticket = world.ticket()
         target.expect(ticket)
@@ -262,5 +329,5 @@ def test_another_target_with_a_trusted_key_is_not_taken_for_the_one_meant(world,
     source, on_source = ends.new_source(keys=folder, limits=SourceLimits(connect_ms=500))
     ticket = replace(world.ticket(), target_epoch=22)
     source.open(world.seal(ticket), ticket, target.endpoints())
-    assert on_source.wait("Failed", ticket).reason is Reason.UNREACHABLE
+    assert on_source.wait("Failed", ticket).reason is Reason.HANDSHAKE_REFUSED
     assert target.counters() == {}
