@@ -92,6 +92,8 @@ async def test_health_and_metrics_over_http(exact_stack):
     async with httpx.AsyncClient(base_url=exact_stack.http) as client:
         assert (await client.get("/health")).status_code == 200
         metrics = await shown(client, lambda text: len(moved_bytes(text)) == 2)
+    assert 'crossdock_kv_transfers_total{pool="prefill",transport="shm",worker="prefill-0"} ' in metrics
+    assert "kv_transfer_events_total" in metrics and "committed_over" not in metrics
     for pool in ("prefill", "decode"):
         for name in ("num_requests_running", "num_requests_waiting", "kv_cache_usage_perc"):
             assert f'crossdock_{name}{{pool="{pool}",worker="{pool}-0"}} ' in metrics

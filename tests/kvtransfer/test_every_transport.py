@@ -5,6 +5,7 @@ from dataclasses import replace
 
 import pytest
 
+from kvtransfer.counters import COMMITTED_OVER
 from kvtransfer.errors import Reason
 from kvtransfer.identity import Identity
 from tests.kvtransfer.conftest import bind_places, receive_all, send_all
@@ -39,6 +40,8 @@ def test_bytes_land_equal_and_events_come_in_order(world, ends, kind, large):
         on_target.wait("Closed", ticket)
         assert on_source.names(ticket) == ["Committed", "Closed"]
         assert on_target.names(ticket) == ["Opened", "Received", "Closed"]
+    over = {name: count for name, count in source.counters().items() if name.startswith(COMMITTED_OVER)}
+    assert over == {f"{COMMITTED_OVER}{target.endpoints()[0].partition('://')[0]}": 4}
 
 
 @pytest.mark.parametrize("first_block", [3, 5])

@@ -2,11 +2,9 @@
 
 import multiprocessing
 import os
-import re
 import signal
 import socket
 import struct
-from pathlib import Path
 
 import pytest
 
@@ -19,22 +17,7 @@ from kvtransfer.transport import LinkStatus, PeerGone
 from tests.kvtransfer.conftest import SOURCE, TARGET, Ends, World, bind_places, receive_all, send_all
 
 BLOCK_BYTES = 4096
-DOCS = Path(__file__).parents[2] / "docs"
 RING_MARK = "memfd:crossdock-kv"
-
-
-@pytest.mark.parametrize(
-    ("page", "words"),
-    [
-        ("transports.md", r"one ring per connection, (\d+) MiB"),
-        ("transports.md", r"as fit (\d+) MiB"),
-        ("performance.md", r"the staging ring is of (\d+) MiB"),
-    ],
-)
-def test_the_docs_say_how_large_a_ring_is(page, words):
-    assert [int(size) << 20 for size in re.findall(words, (DOCS / page).read_text())] == [
-        shm_transport.STAGING_BYTES
-    ]
 
 
 @pytest.fixture
