@@ -191,10 +191,10 @@ class Orchestrator:
         raise InvalidRequest(FieldViolation(field="sampling.beam_width", description=rule))
 
     async def _route(self, company: Company, order: SequenceOrder) -> Route:
-        """The best workers. A first attempt finds some at once or is refused; a later one waits a little: what it lost
-        may be coming back."""
+        """The best workers. A first attempt finds some at once or is refused; it waits a little where those that there
+        are stand still, and so does a later one: what it lost may be coming back."""
         request = company.journals[0].request
-        give_up = self._clock() + (0 if order.key.attempt == 1 else REROUTE_WAIT_S)
+        began = self._clock()
         while True:
             changed = self.next_change()
             prefix = company.journals[0].prefix
@@ -208,6 +208,8 @@ class Orchestrator:
             if isinstance(route, Route):
                 return route
             self._require_room(order)
+            patient = route.frozen or order.key.attempt > 1
+            give_up = began + (REROUTE_WAIT_S if patient else 0)
             await self._wait(changed, give_up, request, route)
 
     async def _wait(self, changed: asyncio.Event, give_up: float, request: Request, missing: NoRoute) -> None:

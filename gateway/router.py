@@ -84,9 +84,11 @@ _NOBODY = Route(prefill=None, decode=None)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NoRoute:
-    """Nobody can serve now. pool: "prefill" or "decode", where somebody is missing."""
+    """Nobody can serve now. pool: "prefill" or "decode", where somebody is missing. frozen: somebody is there who could
+    serve if it moved."""
 
     pool: str
+    frozen: bool = False
 
 
 Way: TypeAlias = tuple[WorkerView | None, WorkerView | None]
@@ -108,21 +110,22 @@ def pick(
     decode worker that has most room and least to receive; or a decode worker by itself, when what it must compute of
     the prompt is too little to be felt by those who generate there, or when there is nobody to do it for it. What is
     cached makes up for so much work in the queue and no more, so that others get what many ask for. Ties go to the one
-    that was not picked for longest. One that is frozen is picked only if there are no others: it may move again, and is
-    lost soon if not.
+    that was not picked for longest. One that is frozen is not picked: it may move again, and is lost soon if not.
     """
-    sources = [each for each in prefills if _can_serve(each, order)]
-    targets = [each for each in decodes if _can_serve(each, order) and holds(each, order)]
+    computing = [each for each in prefills if _can_serve(each, order)]
+    generating = [each for each in decodes if _can_serve(each, order) and holds(each, order)]
+    sources, targets = _moving(computing), _moving(generating)
     guess = _Guess.of(sources, targets, len(order.token_ids))
     apart: list[Way]
     if order.goes_on():
         apart = [pair for pair in product(sources, targets) if pair[0].fingerprint == pair[1].fingerprint]
     else:
         apart = [(source, None) for source in sources]
-    forced = not any(_hands_over(way, broken) and not _frozen(way) for way in apart)
+    forced = not any(_hands_over(way, broken) for way in apart)
     ways = [*apart, *((None, target) for target in targets if forced or guess.short(target))]
     if not ways:
-        return NoRoute(pool="decode" if order.goes_on() else "prefill")
+        missed = generating if order.goes_on() else (*computing, *generating)
+        return NoRoute(pool="decode" if order.goes_on() else "prefill", frozen=bool(missed))
     return _route(min(ways, key=lambda way: _rank(way, guess, tried, broken)))
 
 
@@ -207,18 +210,17 @@ def _hands_over(way: Way, broken: Collection[Route]) -> bool:
 
 def _rank(
     way: Way, guess: _Guess, tried: Collection[Route], broken: Collection[Route]
-) -> tuple[int, bool, int, float, int, int]:
+) -> tuple[bool, int, float, int, int]:
     """The least is the best."""
     route, (source, target) = _route(way), way
     fails = bool(broken) and not route.parts().isdisjoint(broken)
     first, last = (each.picked if each is not None else 0 for each in (source or target, target))
     whole_ms = guess.whole_ms(source, target)
-    return (_frozen(way), fails, _overlap(route, tried), whole_ms, first, last)
+    return (fails, _overlap(route, tried), whole_ms, first, last)
 
 
-def _frozen(way: Way) -> int:
-    """How many of its workers stand still."""
-    return sum(each.frozen for each in way if each is not None)
+def _moving(workers: Iterable[WorkerView]) -> list[WorkerView]:
+    return [each for each in workers if not each.frozen]
 
 
 def _route(way: Way) -> Route:

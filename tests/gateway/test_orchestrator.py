@@ -316,6 +316,41 @@ async def lost_without_another(scene, step_s=0.0, **request):
     return reader
 
 
+async def test_no_attempt_is_spent_on_workers_that_stand_still_and_one_that_moves_again_serves():
+    scene = Scene()
+    scene.d[0].load(frozen=True)
+    reader = Reader(scene.run())
+    await asyncio.sleep(0)
+    scene.d[0].load(frozen=True, free_blocks=1)
+    assert scene.d[0].kinds() == scene.p[0].kinds() == []
+    scene.d[0].load(frozen=False, free_blocks=100)
+    assert (await served(scene, 0, 0)).key.attempt == 1
+    await reader.done()
+    assert reader.tokens == list(enumerate(ANSWER))
+
+
+async def test_a_request_does_not_wait_for_ever_for_workers_that_stand_still():
+    scene = Scene()
+    scene.d[0].load(frozen=True)
+    scene.clock.step = 1000.0
+    with pytest.raises(Unavailable) as refusal:
+        await anext(scene.run())
+    assert refusal.value.reason == "NO_DECODE_WORKER"
+    assert scene.d[0].kinds() == []
+    scene.assert_nothing_is_left()
+
+
+async def test_a_request_that_waits_for_a_worker_to_move_is_refused_when_it_is_lost():
+    scene = Scene()
+    scene.d[0].load(frozen=True)
+    reader = Reader(scene.run())
+    await asyncio.sleep(0)
+    scene.d[0].leave()
+    async with asyncio.timeout(5):
+        with pytest.raises(Unavailable):
+            await reader.done()
+
+
 async def test_a_resumed_answer_waits_for_workers_to_come_back():
     scene = Scene()
     reader = await lost_without_another(scene)

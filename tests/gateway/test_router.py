@@ -74,7 +74,7 @@ ONE_TOKEN = order_of(tokens=21, known=20)
         ),
         ([worker("still", frozen=True, picked=-1), worker("busy", queued_tokens=9)], [D], ("busy", "d")),
         ([P], [worker("still", frozen=True), worker("full", sequences=8)], ("p", "full")),
-        ([worker("still", frozen=True)], [worker("too", frozen=True)], (None, "too")),
+        ([worker("still", frozen=True)], [D], (None, "d")),
         ([worker("short", tokens_max=59, picked=-1), worker("long", tokens_max=60)], [D], ("long", "d")),
         ([P], [worker("short", tokens_max=59, picked=-1), worker("long", tokens_max=60)], ("p", "long")),
         ([P], [worker("other", fingerprint=b"g", picked=-1), D], ("p", "d")),
@@ -99,6 +99,20 @@ def test_the_pair_that_is_likely_to_answer_first(prefills, decodes, expected):
 )
 def test_without_anybody_who_generates_it_is_said_who_is_missing(prefills, decodes, missing):
     assert pick(prefills, decodes, ORDER) == NoRoute(pool=missing)
+
+
+@pytest.mark.parametrize(
+    ("prefills", "decodes", "frozen"),
+    [
+        ([P], [worker("still", frozen=True)], True),
+        ([worker("still", frozen=True)], [worker("too", frozen=True)], True),
+        ([worker("still", frozen=True)], [], False),
+        ([P], [worker("still", frozen=True, tokens_max=59)], False),
+        ([P], [worker("still", frozen=True, ready=False)], False),
+    ],
+)
+def test_whoever_stands_still_is_not_picked_and_it_is_said_that_waiting_may_help(prefills, decodes, frozen):
+    assert pick(prefills, decodes, ORDER) == NoRoute(pool="decode", frozen=frozen)
 
 
 def test_equal_workers_are_picked_in_turn():
