@@ -40,7 +40,7 @@ from service.machine import (
 )
 from service.model_source import resolve_model
 from service.orders import OrderLimits
-from service.pulse import Pulse, ThreadClock
+from service.pulse import EngineThreads, Pulse, other_threads
 from service.reports import EndCause, Report, Response
 from service.worker_counts import TRANSFER_BYTES, TRANSFER_EVENTS, TRANSFERS
 from service.worker_process import (
@@ -142,6 +142,7 @@ def run(options: _Options, role: Role[_Options]) -> None:
 
 
 async def _serve(options: _Options, role: Role[_Options], engine: Engine, board: CoreBoard | None) -> None:
+    engine_threads = EngineThreads(other_threads())  # so far only the engine has made any
     identity = Identity(worker_id=options.worker_id, epoch=secrets.randbits(63))
     rim = WorkerRim(role.response, asyncio.get_running_loop())
 
@@ -151,10 +152,9 @@ async def _serve(options: _Options, role: Role[_Options], engine: Engine, board:
     transport = role.transport(options, engine, identity, on_transfer)
     worker = role.worker(options, engine, transport, rim.tell)
     index = engine.core.pool.index
-    thread_clock = ThreadClock()
 
     def on_start() -> None:
-        thread_clock.start()
+        engine_threads.start()
         bind_to_cores(options.cores)
 
     loop = EngineLoop(
@@ -194,7 +194,7 @@ async def _serve(options: _Options, role: Role[_Options], engine: Engine, board:
             "full_requests": engine.capacity.full_requests(),
         },
         cleanups=[stop],
-        pulse=Pulse(loop.insist, thread_clock.used_ns),
+        pulse=Pulse(loop.insist, engine_threads.used_ns, engine_threads.starved),
         counts=lambda: {**worker.counts(), **_transfer_counts(transport, engine)},
     )
     await serve_worker(options, service)

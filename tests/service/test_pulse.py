@@ -1,19 +1,20 @@
 """Whether an engine moves: a thread that computes, one that is idle, and one that hangs."""
 
+import hashlib
 import queue
 import threading
 
 import pytest
 
-from service.pulse import STILL_LOOKS_MAX, TURN_LOOKS_MAX, Pulse, ThreadClock
+from service.pulse import STILL_LOOKS_MAX, TURN_LOOKS_MAX, EngineThreads, Pulse, other_threads
 
 
 class Thread:
     """A step thread by hand: it answers what was posted when told to, and uses as much processor as it is told."""
 
     def __init__(self):
-        self.posted, self.used_ns = [], 0
-        self.pulse = Pulse(self.posted.append, lambda: self.used_ns)
+        self.posted, self.used_ns, self.starved = [], 0, False
+        self.pulse = Pulse(self.posted.append, lambda: self.used_ns, lambda: self.starved)
 
     def turn(self):
         for action in self.posted:
@@ -47,6 +48,47 @@ def test_a_thread_that_neither_computes_nor_answers_is_frozen_until_it_moves():
     assert thread.looks(2) == [False, False]
 
 
+def test_a_thread_that_gets_no_processor_is_not_frozen_until_it_could_have_moved():
+    thread = Thread()
+    thread.pulse.frozen()
+    thread.starved = True
+    assert not any(thread.looks(10 * STILL_LOOKS_MAX))
+    thread.starved = False
+    assert not any(thread.looks(STILL_LOOKS_MAX - 1))
+    assert thread.pulse.frozen()
+
+
+def test_not_even_want_of_processor_excuses_a_step_without_end():
+    thread = Thread()
+    thread.starved = True
+    assert not any(thread.looks(TURN_LOOKS_MAX))
+    assert thread.pulse.frozen()
+
+
+@pytest.mark.timeout(60)
+def test_a_helper_that_computes_is_told_from_one_that_waits():
+    orders = queue.Queue()
+
+    def help_out():
+        while orders.get():
+            hashlib.pbkdf2_hmac("sha256", b"long", b"work", 2_000_000)  # without the interpreter's lock
+
+    before = other_threads()
+    helper = threading.Thread(target=help_out, daemon=True)
+    helper.start()
+    (tid,) = other_threads() - before
+    assert tid == helper.native_id
+    threads = EngineThreads([tid])
+    while threads.starved():  # until it waits for its first order
+        pass
+    orders.put(True)
+    while not threads.starved():
+        pass
+    orders.put(False)
+    helper.join()
+    assert not threads.starved()
+
+
 def test_a_step_that_never_ends_is_no_step():
     thread = Thread()
     for _ in range(TURN_LOOKS_MAX):
@@ -58,7 +100,7 @@ def test_a_step_that_never_ends_is_no_step():
 
 @pytest.mark.timeout(20)
 def test_the_clock_of_a_thread_moves_while_it_computes_and_stands_while_it_waits():
-    clock, orders, said = ThreadClock(), queue.Queue(), queue.Queue()
+    clock, orders, said = EngineThreads(), queue.Queue(), queue.Queue()
     assert clock.used_ns() == 0
 
     def run():
