@@ -85,8 +85,8 @@ def test_a_helper_that_computes_is_told_from_one_that_waits():
     while not threads.starved():
         pass
     orders.put(False)
-    helper.join()
-    assert not threads.starved()
+    while threads.starved():  # the kernel's thread ends a little after Python's
+        helper.join()
 
 
 def test_a_step_that_never_ends_is_no_step():
