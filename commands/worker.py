@@ -29,6 +29,8 @@ from service import readiness, server, worker_rim
 from service.config import WorkerOptions
 from service.core_board import CoreBoard
 from service.errors import InvalidRequest
+from service.guide_compiler import GuideCompiler
+from service.guides import GuideRefused
 from service.machine import (
     KEPT_BYTES,
     bind_to_cores,
@@ -40,6 +42,7 @@ from service.machine import (
 from service.model_source import resolve_model
 from service.orders import OrderLimits
 from service.pulse import Pulse, ThreadClock
+from service.read_vocabulary import read_vocabulary
 from service.reports import EndCause, Report, Response
 from service.worker_counts import TRANSFER_BYTES, TRANSFER_EVENTS
 from service.worker_process import (
@@ -55,6 +58,7 @@ _REFUSALS = {
     InvalidRequest: EndCause.INVALID,
     TicketRefused: EndCause.TICKET_REFUSED,
     InboxFull: EndCause.EXHAUSTED,
+    GuideRefused: EndCause.GUIDE_FAILED,
 }
 
 
@@ -107,6 +111,7 @@ class Role(Protocol):
         worker: Any,
         limits: OrderLimits,
         desk: TicketDesk,
+        guides: GuideCompiler,
     ) -> None: ...
 
 
@@ -115,7 +120,8 @@ def run(options: WorkerOptions, role: Role) -> None:
     give_way(role.nice)
     board = None if options.core_board is None else CoreBoard.open(options.core_board)
     cores = CoreShare(own=options.cores or (), board=options.core_board, seat=options.core_seat)
-    wishes = EngineWishes.of(options, resolve_model(options.model), cores)
+    model = resolve_model(options.model)
+    wishes = EngineWishes.of(options, model, cores)
     progress = Progress(readiness.loading, time.monotonic)
     engine = assemble(wishes, role.policy(options), memory_bytes=free_memory_bytes(), progress=progress)
     keep_freed_memory(KEPT_BYTES)
@@ -125,10 +131,13 @@ def run(options: WorkerOptions, role: Role) -> None:
     if options.max_model_len is not None and engine.capacity.tokens_max < options.max_model_len:
         shorter = f"requests have at most {engine.capacity.tokens_max} tokens: more do not fit the KV blocks"
         structlog.get_logger().warning(shorter, max_model_len=options.max_model_len)
-    server.run(_serve(options, role, engine, board))
+    guides = GuideCompiler(lambda: read_vocabulary(model), engine.config.vocab_size)
+    server.run(_serve(options, role, engine, board, guides))
 
 
-async def _serve(options: WorkerOptions, role: Role, engine: Engine, board: CoreBoard | None) -> None:
+async def _serve(
+    options: WorkerOptions, role: Role, engine: Engine, board: CoreBoard | None, guides: GuideCompiler
+) -> None:
     identity = Identity(worker_id=options.worker_id, epoch=secrets.randbits(63))
     rim = WorkerRim(role.response, asyncio.get_running_loop())
 
@@ -171,7 +180,7 @@ async def _serve(options: WorkerOptions, role: Role, engine: Engine, board: Core
     desk = _desk(options, role, engine, identity)
     service = WorkerService(
         name=role.service,
-        register=lambda grpc_server: role.register(grpc_server, rim, host, worker, limits, desk),
+        register=lambda grpc_server: role.register(grpc_server, rim, host, worker, limits, desk, guides),
         rim=rim,
         facts={
             "worker_id": options.worker_id,

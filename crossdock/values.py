@@ -1,6 +1,6 @@
 """What a client says and hears, as frozen values. They know no protobuf object and no connection."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from enum import Enum
 from typing import TypeAlias
@@ -24,7 +24,8 @@ class Generation:
     """How to answer. None leaves a value to the server; ranges and defaults as in
     crossdock.v1.SamplingParams.
 
-    timeout_s: for the whole answer, None for none.
+    timeout_s: for the whole answer, None for none. json_schema, json_object, regex, choice, grammar: what the answer
+    must be, one of them at most; a schema is JSON text or what `json` makes such text of. As in crossdock.v1.Guide.
     """
 
     model: str = ""
@@ -50,6 +51,11 @@ class Generation:
     beam_width: int | None = None
     length_penalty: float | None = None
     early_stopping: bool | None = None
+    json_schema: str | Mapping[str, object] | None = None
+    json_object: bool = False
+    regex: str | None = None
+    choice: tuple[str, ...] | None = None
+    grammar: str | None = None
 
 
 class FinishReason(Enum):

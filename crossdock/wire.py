@@ -1,5 +1,6 @@
 """Between the client's values and the messages of crossdock.v1. Decides nothing: limits are the server's."""
 
+import json
 import math
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import TypeVar, cast
@@ -68,7 +69,24 @@ def spec(prompt: Prompt, how: Generation) -> pb.GenerationSpec:
         request_id=how.request_id,
         cache_salt=how.cache_salt,
         priority=how.priority,
+        guide=_guide(how),
     )
+
+
+def _guide(how: Generation) -> pb.Guide | None:
+    """Raises RequestError for more than one rule, of which a message holds one only."""
+    schema = how.json_schema
+    given = {
+        "json_schema": schema if schema is None or isinstance(schema, str) else json.dumps(schema),
+        "json_object": how.json_object or None,
+        "regex": how.regex,
+        "choice": None if how.choice is None else pb.Guide.Choices(strings=how.choice),
+        "grammar": how.grammar,
+    }
+    asked = {name: rule for name, rule in given.items() if rule is not None}
+    if len(asked) > 1:
+        raise RequestError("INVALID_ARGUMENT", f"{', '.join(asked)}: only one of them")
+    return _filled(pb.Guide, **asked) if asked else None
 
 
 def seconds(timeout_s: float | None) -> float | None:

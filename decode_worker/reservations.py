@@ -15,6 +15,7 @@ from engine.cache.block_pool import BlockPool, Credit
 from engine.cache.block_table import BlockTable, Owner, OwnerKind
 from engine.cache.coming import Coming
 from engine.cache.prefix_chain import PrefixChain, PrefixLink
+from engine.constraint import Constraint
 from engine.errors import IllegalTransition
 from engine.policy import SequenceView
 from engine.scheduling.admission import blocks_at_start
@@ -72,7 +73,7 @@ class Reservation:
     """blocks_max: blocks that all its sequences can ever need here. chain: names its prefixes. arrived: seconds on the
     worker's clock, in the past for what has waited elsewhere. ticket: as the gateway minted it, from the grant on
     without the blocks that are here already; None for a prompt that is computed here. unwanted: choices that nobody
-    reads any more."""
+    reads any more. constraint: of the order's guide, at its tokens; each sequence gets a fork."""
 
     gateway: str
     order: SequenceOrder
@@ -84,6 +85,7 @@ class Reservation:
     credit: Credit | None = None
     table: BlockTable | None = None
     unwanted: set[int] = field(default_factory=set)
+    constraint: Constraint | None = None
 
     def advance(self, event: ReservationEvent) -> None:
         """Take one legal transition. Raises IllegalTransition, and changes nothing, for any other."""

@@ -11,6 +11,7 @@ from typing import NamedTuple
 import numpy as np
 import torch
 
+from engine.constraint import TokenMask, admits
 from engine.distribution import Logits, descending, filtered, largest, log_total
 from engine.errors import NonFiniteLogits
 from engine.noise import uniform
@@ -21,12 +22,14 @@ class SampleRow(NamedTuple):
     """How to sample one row.
 
     position: absolute position of the token to be sampled, from 0. banned: token ids that may not be sampled
-    here, such as stop tokens before the minimum length; some other token must be left.
+    here, such as stop tokens before the minimum length; some other token must be left. allowed: the only tokens that
+    may be, at least one; where all of these are banned, the ban gives way. None for no such rule.
     """
 
     params: SamplingParams
     position: int
     banned: frozenset[int] = frozenset()
+    allowed: TokenMask | None = None
 
 
 class Sampled(NamedTuple):
@@ -61,7 +64,7 @@ class Sampler:
             raise NonFiniteLogits(tuple(bad.tolist()))
         return [
             Sampled(greedy, None, ())
-            if row.params.temperature == 0.0 and row.params.logprobs is None and not row.banned
+            if row.params.temperature == 0.0 and row.params.logprobs is None and _free(row)
             else _sample_row(values[index], row, greedy)
             for index, (row, greedy) in enumerate(zip(rows, likeliest.tolist(), strict=True))
         ]
@@ -81,11 +84,28 @@ def _sample_row(logits: Logits, row: SampleRow, likeliest: int) -> Sampled:
     )
 
 
-def _token(logits: Logits, row: SampleRow, likeliest: int) -> int:
-    params = row.params
-    if row.banned:
+def _free(row: SampleRow) -> bool:
+    """Whether any token may be drawn."""
+    return not row.banned and row.allowed is None
+
+
+def _admitted(logits: Logits, row: SampleRow) -> Logits:
+    """The logits with -inf for what may not be drawn. What alone is allowed can be drawn, whatever the model thinks."""
+    if row.allowed is None:
         logits = logits.copy()
         logits[list(row.banned)] = -np.inf
+        return logits
+    admitted = admits(row.allowed, len(logits))
+    unbanned = admitted.copy()
+    unbanned[list(row.banned)] = False
+    chosen = unbanned if unbanned.any() else admitted
+    return np.where(chosen, np.maximum(logits, np.finfo(np.float32).min), np.float32(-np.inf))
+
+
+def _token(logits: Logits, row: SampleRow, likeliest: int) -> int:
+    params = row.params
+    if not _free(row):
+        logits = _admitted(logits, row)
         likeliest = int(logits.argmax())
         assert np.isfinite(logits[likeliest]), f"all tokens are banned at position {row.position}"
     if params.temperature == 0.0:

@@ -14,7 +14,7 @@ from gateway.mailbox import DeadlinePassed, Delivery, Letter, Mailbox, WorkerLos
 from gateway.request import TokenBatch
 from gateway.worker_pool import WorkerRecord
 from kvtransfer.ticket import Ticket, seal
-from service.errors import DeadlineExpired, Exhausted, InternalFault, ServiceError
+from service.errors import DeadlineExpired, Exhausted, GuideFailed, InternalFault, ServiceError
 from service.orders import SequenceOrder, to_spec
 from service.reports import (
     AdoptedReport,
@@ -229,6 +229,8 @@ class Attempt:
                 self._fail(sender, Exhausted("the workers' queues are full", retry_after_ms=RETRY_AFTER_MS))
             case EndCause.INVALID:
                 self._fail(sender, InternalFault("a worker refused what the gateway had accepted"))
+            case EndCause.GUIDE_FAILED if self._order.guide is not None:
+                self._fail(sender, GuideFailed())
             case EndCause.DEADLINE:
                 self._fail(sender, DeadlineExpired(TOO_LATE))
             case EndCause.PREEMPTED if self._may_preempt(sender):

@@ -88,6 +88,7 @@ class Journal:
             time_left_ms=time_left_ms,
             cache_scope=self._cache_scope,
             beam=request.beam,
+            guide=request.guide,
             preemptions=self._preemptions,
             priority=request.priority,
         )
@@ -107,7 +108,7 @@ class Journal:
         stop, position = self.request.stop, report.position
         if position >= stop.max_tokens:
             raise Divergence(f"position {position}: the answer ends at {stop.max_tokens}")
-        if report.end is TokenEnd.STOP and report.token_id not in stop.token_ids:
+        if report.end is TokenEnd.STOP and not stop.ends(report.token_id):
             raise Divergence(f"position {position}: no stop token")
         if report.end is not TokenEnd.STOP and (report.end is not None) != (position == stop.max_tokens - 1):
             raise Divergence(f"position {position}: of {stop.max_tokens}, and the end is {report.end}")

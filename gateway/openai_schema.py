@@ -11,6 +11,7 @@ from typing import Any
 
 from crossdock.v1 import inference_pb2
 from gateway.json_fields import JsonFields, JsonObject, is_ids, is_texts
+from gateway.openai_guides import guide_of
 
 PROMPTS_MAX = 16
 COMPLETION_TOKENS_DEFAULT = 16
@@ -24,13 +25,7 @@ _PENALTIES: Mapping[str, Collection[object]] = {
     "allowed_token_ids": (),
     "logits_processors": ([],),
 }
-_CONSTRAINTS: Mapping[str, Collection[object]] = {
-    "response_format": ({"type": "text"},),
-    "structured_outputs": ({},),
-    "guided_json": (),
-    "guided_regex": (),
-    "guided_choice": (),
-    "guided_grammar": (),
+_TOOLS: Mapping[str, Collection[object]] = {
     "tools": ([],),
     "tool_choice": ("none", "auto"),
     "functions": ([],),
@@ -50,7 +45,7 @@ _OTHERS: Mapping[str, Collection[object]] = {
     "modalities": (["text"],),
     "audio": (),
 }
-_NOT_OFFERED = {**_PENALTIES, **_CONSTRAINTS, **_OTHERS}
+_NOT_OFFERED = {**_PENALTIES, **_TOOLS, **_OTHERS}
 
 # Where a field of a message stands in the JSON.
 _JSON_NAMES = {
@@ -134,7 +129,7 @@ def detokenize_request(body: JsonObject) -> inference_pb2.DetokenizeRequest:
 def json_name(field: str) -> str:
     """The JSON field that a client knows a message's field by."""
     path, bracket, place = field.partition("[")
-    plain = path.removeprefix("sampling.").removeprefix("output.")
+    plain = path.removeprefix("sampling.").removeprefix("output.").removeprefix("guide.")
     return _JSON_NAMES.get(path, plain) + bracket + place
 
 
@@ -148,6 +143,7 @@ def _base(fields: JsonFields, max_tokens: int | None, *, begins: bool) -> infere
         model=fields.text("model") or "",
         cache_salt=fields.text("cache_salt") or "",
         priority=fields.integer("priority") or 0,
+        guide=guide_of(fields),
         sampling=inference_pb2.SamplingParams(
             temperature=fields.number("temperature"),
             top_p=fields.number("top_p"),

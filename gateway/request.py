@@ -5,6 +5,7 @@ from enum import Enum, auto
 from typing import NamedTuple
 
 from crossdock.seeds import choice_seed
+from service.guides import Guide
 from service.orders import Beam
 
 
@@ -42,20 +43,27 @@ class Sampling:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Stop:
     """token_ids: what ends the answer, end-of-sequence tokens included unless they are ignored.
-    strings: matched on the text, by the gateway."""
+    strings: matched on the text, by the gateway. final_token_ids: what ends an answer anyway once its guide lets
+    nothing else follow."""
 
     max_tokens: int
     min_tokens: int
     token_ids: frozenset[int]
     strings: tuple[str, ...]
     include_string: bool
+    final_token_ids: frozenset[int] = frozenset()
+
+    def ends(self, token_id: int) -> bool:
+        """Whether an answer may stop with this token."""
+        return token_id in self.token_ids or token_id in self.final_token_ids
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Request:
     """deadline: seconds on the gateway's monotonic clock, None for none. tenant: who asks, as the gateway knows it and
     not as the client says; cached prefixes are shared within a tenant and cache_salt only. priority: lower first. n:
-    answers that the client gets, the best of so many that are generated. beam: they come from one search."""
+    answers that the client gets, the best of so many that are generated. beam: they come from one search. guide: what
+    the text of each must be."""
 
     id: str
     model: str
@@ -70,6 +78,7 @@ class Request:
     n: int = 1
     best_of: int = 1
     beam: Beam | None = None
+    guide: Guide | None = None
 
     def seed_of(self, choice: int) -> int:
         """What a choice is a function of."""

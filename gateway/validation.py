@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from datetime import datetime
 
 from crossdock.v1 import inference_pb2
-from gateway import choices, prompt
+from gateway import choices, guides, prompt
 from gateway.request import ModelCard, Request, Sampling, Stop
 from gateway.tokenizer import Tokenizer
 from service.errors import DeadlineExpired, FieldViolation, ModelNotFound
@@ -47,6 +47,7 @@ def accept(
     if time_left_s is not None and time_left_s <= 0:
         raise DeadlineExpired("the deadline had passed before the request was accepted")
     broken = [*_broken_rules(spec, card), *choices.violations(spec, streamed=streamed)]
+    broken += guides.violations(spec)
     prompt.refuse([*broken, *_broken_prompt(spec, card, tokenizer)], _too_long(spec, card))
     token_ids = _prompt_token_ids(spec, card, tokenizer, today)
     max_tokens = _max_tokens(spec, len(token_ids), card)
@@ -64,6 +65,7 @@ def accept(
         n=choices.number(spec.sampling),
         best_of=choices.best_of(spec.sampling),
         beam=choices.beam(spec.sampling),
+        guide=guides.guide(spec),
     )
 
 
@@ -215,4 +217,5 @@ def _stop(spec: inference_pb2.GenerationSpec, card: ModelCard, max_tokens: int) 
         token_ids=frozenset(spec.stop.token_ids) | frozenset(ends),
         strings=tuple(spec.stop.strings),
         include_string=spec.stop.include_stop_string,
+        final_token_ids=frozenset(card.eos_token_ids if spec.HasField("guide") else ()),
     )

@@ -10,7 +10,9 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from crossdock.worker.v1 import worker_pb2 as pb
+from service import guides
 from service.errors import FieldViolation, InvalidRequest
+from service.guides import Guide, GuideRefused
 
 LOGPROBS_MAX = 20
 CHOICES_MAX = 16
@@ -74,6 +76,7 @@ class Beam:
 class SequenceOrder:
     """token_ids: prompt and what was already emitted; prompt_tokens: how many of them are the prompt. choices: the
     answers that go on from these tokens, each by itself. beam: they are the best of a search, None for sampled ones.
+    guide: what the text after the prompt must be.
 
     max_tokens, min_tokens: of the whole answer, counted from the prompt's end. time_left_ms: None for no deadline.
     cache_scope: orders of one scope share cached prefixes; empty for none. preemptions: how often a worker gave the
@@ -96,6 +99,7 @@ class SequenceOrder:
     time_left_ms: int | None
     cache_scope: bytes = b""
     beam: Beam | None = None
+    guide: Guide | None = None
     preemptions: int = 0
     age_ms: int = 0
     priority: int = 0
@@ -104,6 +108,10 @@ class SequenceOrder:
         """When it counts as having come, in seconds on the clock of `now`: whoever came first goes first. What has
         waited elsewhere keeps its place, and a priority is so many seconds, so that nobody waits for ever."""
         return now - self.age_ms / 1000 + self.priority * PRIORITY_S
+
+    def answered(self) -> tuple[int, ...]:
+        """What was already emitted."""
+        return self.token_ids[self.prompt_tokens :]
 
     def length_limit(self) -> int:
         """Tokens in all at which the answer is complete."""
@@ -169,6 +177,7 @@ def to_spec(order: SequenceOrder) -> pb.SequenceSpec:
         age_ms=order.age_ms,
         priority=order.priority,
         beam=None if order.beam is None else _to_beam(order.beam),
+        guide=None if order.guide is None else guides.to_wire(order.guide),
     )
 
 
@@ -193,6 +202,7 @@ def from_spec(spec: pb.SequenceSpec, limits: OrderLimits) -> SequenceOrder:
         age_ms=spec.age_ms,
         priority=spec.priority,
         beam=_from_beam(spec.beam) if spec.HasField("beam") else None,
+        guide=_from_guide(spec.guide) if spec.HasField("guide") else None,
     )
     violations = _violations(order, limits)
     if violations:
@@ -208,6 +218,13 @@ def _to_beam(beam: Beam) -> pb.BeamSearch:
 
 def _from_beam(beam: pb.BeamSearch) -> Beam:
     return Beam(width=beam.width, length_penalty=beam.length_penalty, early_stopping=beam.early_stopping)
+
+
+def _from_guide(message: pb.Guide) -> Guide:
+    try:
+        return guides.from_wire(message)
+    except GuideRefused as refused:
+        raise InvalidRequest(FieldViolation(field="guide", description=str(refused))) from None
 
 
 def _violations(order: SequenceOrder, limits: OrderLimits) -> list[FieldViolation]:
@@ -244,6 +261,7 @@ def _violations(order: SequenceOrder, limits: OrderLimits) -> list[FieldViolatio
         ("logprobs", (order.logprobs or 0) <= LOGPROBS_MAX, f"in [0, {LOGPROBS_MAX}]"),
         *_choice_rules(order.choices),
         *_beam_rules(order, order.beam),
+        *_guide_rules(order, order.guide),
     )
     return [FieldViolation(field=field, description=rule) for field, holds, rule in rules if not holds]
 
@@ -266,6 +284,16 @@ def _beam_rules(order: SequenceOrder, beam: Beam | None) -> tuple[tuple[str, boo
         ("beam.length_penalty", penalty, f"in [-{LENGTH_PENALTY_MAX}, {LENGTH_PENALTY_MAX}]"),
         ("choices", len(order.choices) <= beam.width, "at most beam.width"),
         ("token_ids", len(order.token_ids) == order.prompt_tokens, "a search begins at the prompt's end"),
+    )
+
+
+def _guide_rules(order: SequenceOrder, guide: Guide | None) -> tuple[tuple[str, bool, str], ...]:
+    if guide is None:
+        return ()
+    violation = guide.violation()
+    return (
+        ("guide", order.beam is None, "not with a beam search"),
+        ("guide.text", violation is None, violation or ""),
     )
 
 

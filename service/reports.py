@@ -15,6 +15,7 @@ from service.load import WorkerLoad
 from service.orders import AttemptKey
 
 MEASURED_MS_MAX = 3_600_000.0
+NOTHING_ALLOWED = "its guide allows no token here"
 
 
 class BadReport(Exception):
@@ -41,6 +42,8 @@ class EndCause(Enum):
     INTERNAL = pb.END_CAUSE_INTERNAL
     PREEMPTED = pb.END_CAUSE_PREEMPTED
     """Its blocks were needed. It can go on, here or elsewhere."""
+    GUIDE_FAILED = pb.END_CAUSE_GUIDE_FAILED
+    """No token can follow within its guide, as far as can be told."""
 
 
 class TokenReport(NamedTuple):

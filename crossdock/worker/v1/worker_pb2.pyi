@@ -7,6 +7,15 @@ from typing import ClassVar as _ClassVar, Optional as _Optional, Union as _Union
 
 DESCRIPTOR: _descriptor.FileDescriptor
 
+class GuideKind(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
+    __slots__ = ()
+    GUIDE_KIND_UNSPECIFIED: _ClassVar[GuideKind]
+    GUIDE_KIND_JSON_SCHEMA: _ClassVar[GuideKind]
+    GUIDE_KIND_JSON_OBJECT: _ClassVar[GuideKind]
+    GUIDE_KIND_REGEX: _ClassVar[GuideKind]
+    GUIDE_KIND_CHOICE: _ClassVar[GuideKind]
+    GUIDE_KIND_GRAMMAR: _ClassVar[GuideKind]
+
 class EndReason(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     __slots__ = ()
     END_REASON_UNSPECIFIED: _ClassVar[EndReason]
@@ -25,6 +34,13 @@ class EndCause(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     END_CAUSE_TICKET_REFUSED: _ClassVar[EndCause]
     END_CAUSE_INTERNAL: _ClassVar[EndCause]
     END_CAUSE_PREEMPTED: _ClassVar[EndCause]
+    END_CAUSE_GUIDE_FAILED: _ClassVar[EndCause]
+GUIDE_KIND_UNSPECIFIED: GuideKind
+GUIDE_KIND_JSON_SCHEMA: GuideKind
+GUIDE_KIND_JSON_OBJECT: GuideKind
+GUIDE_KIND_REGEX: GuideKind
+GUIDE_KIND_CHOICE: GuideKind
+GUIDE_KIND_GRAMMAR: GuideKind
 END_REASON_UNSPECIFIED: EndReason
 END_REASON_STOP: EndReason
 END_REASON_LENGTH: EndReason
@@ -38,6 +54,7 @@ END_CAUSE_TRANSFER_FAILED: EndCause
 END_CAUSE_TICKET_REFUSED: EndCause
 END_CAUSE_INTERNAL: EndCause
 END_CAUSE_PREEMPTED: EndCause
+END_CAUSE_GUIDE_FAILED: EndCause
 
 class PrefillServiceAttachRequest(_message.Message):
     __slots__ = ("hello", "submit", "cancel", "audit", "drain")
@@ -202,7 +219,7 @@ class HandedOver(_message.Message):
     def __init__(self, request_id: _Optional[str] = ..., attempt: _Optional[int] = ...) -> None: ...
 
 class SequenceSpec(_message.Message):
-    __slots__ = ("request_id", "attempt", "token_ids", "prompt_tokens", "max_tokens", "min_tokens", "stop_token_ids", "temperature", "top_p", "top_k", "min_p", "logprobs", "time_left_ms", "cache_scope", "choices", "beam", "preemptions", "age_ms", "priority")
+    __slots__ = ("request_id", "attempt", "token_ids", "prompt_tokens", "max_tokens", "min_tokens", "stop_token_ids", "temperature", "top_p", "top_k", "min_p", "logprobs", "time_left_ms", "cache_scope", "choices", "beam", "preemptions", "age_ms", "priority", "guide")
     REQUEST_ID_FIELD_NUMBER: _ClassVar[int]
     ATTEMPT_FIELD_NUMBER: _ClassVar[int]
     TOKEN_IDS_FIELD_NUMBER: _ClassVar[int]
@@ -222,6 +239,7 @@ class SequenceSpec(_message.Message):
     PREEMPTIONS_FIELD_NUMBER: _ClassVar[int]
     AGE_MS_FIELD_NUMBER: _ClassVar[int]
     PRIORITY_FIELD_NUMBER: _ClassVar[int]
+    GUIDE_FIELD_NUMBER: _ClassVar[int]
     request_id: str
     attempt: int
     token_ids: _containers.RepeatedScalarFieldContainer[int]
@@ -241,7 +259,16 @@ class SequenceSpec(_message.Message):
     preemptions: int
     age_ms: int
     priority: int
-    def __init__(self, request_id: _Optional[str] = ..., attempt: _Optional[int] = ..., token_ids: _Optional[_Iterable[int]] = ..., prompt_tokens: _Optional[int] = ..., max_tokens: _Optional[int] = ..., min_tokens: _Optional[int] = ..., stop_token_ids: _Optional[_Iterable[int]] = ..., temperature: _Optional[float] = ..., top_p: _Optional[float] = ..., top_k: _Optional[int] = ..., min_p: _Optional[float] = ..., logprobs: _Optional[int] = ..., time_left_ms: _Optional[int] = ..., cache_scope: _Optional[bytes] = ..., choices: _Optional[_Iterable[_Union[SequenceChoice, _Mapping]]] = ..., beam: _Optional[_Union[BeamSearch, _Mapping]] = ..., preemptions: _Optional[int] = ..., age_ms: _Optional[int] = ..., priority: _Optional[int] = ...) -> None: ...
+    guide: Guide
+    def __init__(self, request_id: _Optional[str] = ..., attempt: _Optional[int] = ..., token_ids: _Optional[_Iterable[int]] = ..., prompt_tokens: _Optional[int] = ..., max_tokens: _Optional[int] = ..., min_tokens: _Optional[int] = ..., stop_token_ids: _Optional[_Iterable[int]] = ..., temperature: _Optional[float] = ..., top_p: _Optional[float] = ..., top_k: _Optional[int] = ..., min_p: _Optional[float] = ..., logprobs: _Optional[int] = ..., time_left_ms: _Optional[int] = ..., cache_scope: _Optional[bytes] = ..., choices: _Optional[_Iterable[_Union[SequenceChoice, _Mapping]]] = ..., beam: _Optional[_Union[BeamSearch, _Mapping]] = ..., preemptions: _Optional[int] = ..., age_ms: _Optional[int] = ..., priority: _Optional[int] = ..., guide: _Optional[_Union[Guide, _Mapping]] = ...) -> None: ...
+
+class Guide(_message.Message):
+    __slots__ = ("kind", "text")
+    KIND_FIELD_NUMBER: _ClassVar[int]
+    TEXT_FIELD_NUMBER: _ClassVar[int]
+    kind: GuideKind
+    text: str
+    def __init__(self, kind: _Optional[_Union[GuideKind, str]] = ..., text: _Optional[str] = ...) -> None: ...
 
 class SequenceChoice(_message.Message):
     __slots__ = ("index", "seed")
