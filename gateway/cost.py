@@ -47,6 +47,7 @@ def cost_of(request: Request) -> Cost:
     if request.beam is not None:
         branches = max(branches, request.beam.width)
     texts = sum(len(string) for string in request.stop.strings) + len(request.cache_salt)
+    texts += 0 if request.guide is None else len(request.guide.text)
     tokens = prompt + branches * request.stop.max_tokens
     return Cost(
         requests=1,

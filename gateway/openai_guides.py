@@ -1,4 +1,4 @@
-"""What an answer must be, as clients of OpenAI and vLLM say it: response_format, structured_outputs, the older guided_*.
+"""What an answer must be, as clients of OpenAI and vLLM say it: response_format, structured_outputs, older guided_*.
 
 `openai_schema` calls it. Types are checked here, sizes in validation.
 """

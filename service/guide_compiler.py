@@ -8,6 +8,7 @@ allows is a function of the guide and of these tokens. Knows no request and no s
 import importlib.util
 import json
 import threading
+import time
 from collections import OrderedDict
 from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING, TypeAlias
@@ -28,6 +29,10 @@ TokenMask: TypeAlias = NDArray[np.uint32]
 
 NOT_INSTALLED = "needs llguidance, which is not installed here: pip install 'crossdock[guided]'"
 COMPILED_MAX = 64
+PATIENCE_S = 0.5
+PATIENCE_PER_TOKEN_S = 0.005
+"""What masks of one answer may take of the step thread, in processor time: at once, and from then on for each token. A
+usual one takes a tenth of a millisecond."""
 REASON_CHARACTERS_MAX = 200
 TRIAL_TOKENS = 16
 """So far a guide is followed when it is tried: what explodes behind its first token is found out at the door."""
@@ -43,9 +48,15 @@ def installed() -> bool:
 
 class GuideCompiler:
     """vocabulary: reads the model's, once. vocab_size: of the model's logits, at least that of the vocabulary; None for
-    the vocabulary's own. Any thread; one compiles at a time."""
+    the vocabulary's own. clock: seconds of its thread's work. Any thread; one compiles at a time."""
 
-    def __init__(self, vocabulary: "Callable[[], Vocabulary]", vocab_size: int | None = None) -> None:
+    def __init__(
+        self,
+        vocabulary: "Callable[[], Vocabulary]",
+        vocab_size: int | None = None,
+        clock: Callable[[], float] = time.thread_time,
+    ) -> None:
+        self._clock = clock
         self._vocabulary = vocabulary
         self._vocab_size = vocab_size
         self._lock = threading.Lock()
@@ -85,7 +96,12 @@ class GuideCompiler:
         if matcher.is_error():
             raise GuideRefused(_reason(matcher.get_error()))
         known = self._tokens.vocab_size
-        return GuideMatcher(matcher, self._vocab_size or known, known, self._ends)
+        compiled = GuideMatcher(
+            matcher, vocab_size=self._vocab_size or known, known=known, ends=self._ends, clock=self._clock
+        )
+        if not compiled.allowed().any():
+            raise GuideRefused(compiled.error() or "matches nothing")
+        return compiled
 
     def _load(self) -> None:
         if self._tokens is not None:
@@ -116,12 +132,21 @@ class GuideCompiler:
 
 class GuideMatcher:
     """See engine.constraint.Constraint. A mistake of the compiler's, or work beyond its limits, shows as nothing
-    allowed. vocab_size: of the logits; known: tokens that have bytes, all others are never allowed."""
+    allowed. vocab_size: of the logits; known: tokens that have bytes, all others are never allowed. clock: see
+    `GuideCompiler`."""
 
     def __init__(
-        self, matcher: "llguidance.LLMatcher", vocab_size: int, known: int, ends: frozenset[int]
+        self,
+        matcher: "llguidance.LLMatcher",
+        *,
+        vocab_size: int,
+        known: int,
+        ends: frozenset[int],
+        clock: Callable[[], float],
     ) -> None:
         self.ends = ends
+        self._clock = clock
+        self._left_s = PATIENCE_S
         self._matcher = matcher
         self._vocab_size = vocab_size
         self._known = known
@@ -129,26 +154,44 @@ class GuideMatcher:
 
     def allowed(self) -> TokenMask:
         if self._mask is None:
-            mask = np.zeros((self._vocab_size + 31) // 32, np.uint32)
-            if not self._matcher.is_error():
-                words = (self._known + 31) // 32
-                self._matcher.unsafe_compute_mask_ptr(mask.ctypes.data, words * mask.itemsize)
-            if self._matcher.is_error():
-                mask[:] = 0
-            self._mask = mask
+            started = self._clock()
+            self._mask = self._next_mask()
+            self._left_s -= self._clock() - started
         return self._mask
 
     def advance(self, token: int) -> None:
+        started = self._clock()
         self._mask = None
         if not self._matcher.is_error():
             self._matcher.consume_token(token)
+        left_s = self._left_s - (self._clock() - started)
+        self._left_s = min(left_s + PATIENCE_PER_TOKEN_S, PATIENCE_S) if left_s >= 0 else left_s
 
     def fork(self) -> "GuideMatcher":
-        return GuideMatcher(self._matcher.deep_copy(), self._vocab_size, self._known, self.ends)
+        forked = GuideMatcher(
+            self._matcher.deep_copy(),
+            vocab_size=self._vocab_size,
+            known=self._known,
+            ends=self.ends,
+            clock=self._clock,
+        )
+        forked._mask = self._mask
+        return forked
 
     def error(self) -> str:
         """What went wrong, in one line; empty when nothing did."""
+        if self._left_s < 0:
+            return "takes too long to tell what may follow"
         return _reason(self._matcher.get_error()) if self._matcher.is_error() else ""
+
+    def _next_mask(self) -> TokenMask:
+        mask = np.zeros((self._vocab_size + 31) // 32, np.uint32)
+        if self._left_s >= 0 and not self._matcher.is_error():
+            words = (self._known + 31) // 32
+            self._matcher.unsafe_compute_mask_ptr(mask.ctypes.data, words * mask.itemsize)
+            if self._matcher.is_error():
+                mask[:] = 0
+        return mask
 
     def try_out(self) -> None:
         """Follow it for a few tokens, by a way that depends on nothing else. Raises GuideRefused where it breaks."""
@@ -187,7 +230,7 @@ def _limits() -> "llguidance.LLParserLimits":
         initial_lexer_fuel=100_000,
         step_lexer_fuel=20_000,
         step_max_items=10_000,
-        max_items_in_row=1_000,
+        max_items_in_row=500,
         max_lexer_states=10_000,
         max_grammar_size=50_000,
         verbose_errors=False,
