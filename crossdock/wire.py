@@ -2,7 +2,7 @@
 
 import json
 import math
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import TypeVar, cast
 
 import grpc
@@ -75,18 +75,26 @@ def spec(prompt: Prompt, how: Generation) -> pb.GenerationSpec:
 
 def _guide(how: Generation) -> pb.Guide | None:
     """Raises RequestError for more than one rule, of which a message holds one only."""
-    schema = how.json_schema
     given = {
-        "json_schema": schema if schema is None or isinstance(schema, str) else json.dumps(schema),
+        "json_schema": _schema_text(how.json_schema),
         "json_object": how.json_object or None,
         "regex": how.regex,
-        "choice": None if how.choice is None else pb.Guide.Choices(strings=how.choice),
+        "choice": None if how.choice is None else _filled(pb.Guide.Choices, strings=how.choice),
         "grammar": how.grammar,
     }
     asked = {name: rule for name, rule in given.items() if rule is not None}
     if len(asked) > 1:
         raise RequestError("INVALID_ARGUMENT", f"{', '.join(asked)}: only one of them")
     return _filled(pb.Guide, **asked) if asked else None
+
+
+def _schema_text(schema: str | Mapping[str, object] | None) -> str | None:
+    if schema is None or isinstance(schema, str):
+        return schema
+    try:
+        return json.dumps(schema)
+    except (TypeError, ValueError, RecursionError):
+        raise RequestError("INVALID_ARGUMENT", "json_schema: not what JSON can say") from None
 
 
 def seconds(timeout_s: float | None) -> float | None:

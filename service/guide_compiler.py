@@ -37,8 +37,8 @@ REASON_CHARACTERS_MAX = 200
 TRIAL_TOKENS = 16
 """So far a guide is followed when it is tried: what explodes behind its first token is found out at the door."""
 
-_WHITESPACE = r"[\x20\x0A\x0D\x09]{1,32}"
-"""Between the parts of JSON: bounded, so that an answer cannot consist of it."""
+_WHITESPACE = r"\x20|\x0A[\x20\x09]{0,32}"
+"""Between the parts of JSON: a space, or a new line and its indentation. Small models never end what is free here."""
 
 
 def installed() -> bool:
@@ -206,7 +206,8 @@ class GuideMatcher:
 
 
 class _TokenBytes:
-    """What llguidance asks of a tokenizer. Special tokens stand for no text, so none of them can be written as such."""
+    """What llguidance asks of a tokenizer. Special tokens stand for no text here, and no text for them; the vocabulary
+    is changed to that end."""
 
     is_tokenizer_wrapper = True
     bos_token_id = None
@@ -216,6 +217,7 @@ class _TokenBytes:
         self.tokens = [pieces[token] for token in range(vocabulary.size)]
         self.special_token_ids = sorted(pieces.special.union(vocabulary.eos_token_ids))
         self._backend = vocabulary.backend
+        self._backend.encode_special_tokens = True
 
     def __call__(self, text: str | bytes) -> list[int]:
         given = text if isinstance(text, str) else text.decode(errors="replace")

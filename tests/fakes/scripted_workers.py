@@ -51,6 +51,7 @@ def make_request(
     n=1,
     best_of=1,
     beam=None,
+    guide=None,
     **sampling,
 ):
     values = {"temperature": 0.0, "top_p": 1.0, "top_k": 0, "min_p": 0.0, "seed": 1, "logprobs": None}
@@ -68,6 +69,7 @@ def make_request(
         n=n,
         best_of=best_of,
         beam=beam,
+        guide=guide,
     )
 
 

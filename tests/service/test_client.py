@@ -16,6 +16,9 @@ from crossdock.credentials import Credentials
         (Generation(timeout_s=0.0), "timeout_s"),
         (Generation(timeout_s=float("nan")), "timeout_s"),
         (Generation(timeout_s=float("inf")), "timeout_s"),
+        (Generation(json_schema={"a": object()}), "json_schema"),
+        (Generation(choice=(5,)), "strings"),
+        (Generation(regex="a", json_object=True), "json_object, regex"),
     ],
 )
 def test_what_no_message_can_say_is_refused_by_the_client_by_name(how, field):

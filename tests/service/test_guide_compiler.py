@@ -129,6 +129,8 @@ def test_a_matcher_is_a_fold_over_the_tokens_of_the_answer(compiler, name):
 
 
 def test_a_special_token_is_never_a_way_to_write_its_text(compiler, vocabulary, pieces):
+    forced = compiler.matcher(regex(r"<\|im_start\|>"))
+    assert not pieces.special & set(allowed(forced))
     matcher = compiler.matcher(regex(r"<\|im_start\|>|<\|endoftext\|>|x"))
     specials = pieces.special - matcher.ends
     assert len(specials) > 10 and not specials & set(allowed(matcher))

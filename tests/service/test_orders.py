@@ -7,6 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from service.errors import InvalidRequest
+from service.guides import TEXT_BYTES_MAX, Guide, GuideKind, choice
 from service.orders import (
     AGE_MS_MAX,
     BEAM_WIDTH_MAX,
@@ -69,6 +70,13 @@ def beams():
     )
 
 
+def guided():
+    texts = st.text(min_size=1, max_size=9)
+    return st.builds(Guide, kind=st.just(GuideKind.REGEX), text=texts) | st.lists(texts, min_size=1).map(
+        choice
+    )
+
+
 @st.composite
 def orders(draw):
     prompt = draw(st.lists(st.integers(0, 999), min_size=1, max_size=8))
@@ -91,6 +99,7 @@ def orders(draw):
         logprobs=draw(st.none() | st.integers(0, LOGPROBS_MAX)),
         time_left_ms=draw(st.none() | st.integers(1, 2**63)),
         beam=None if emitted else draw(st.none() | beams()),
+        guide=None if not emitted else draw(st.none() | guided()),
         preemptions=draw(st.integers(0, PREEMPTIONS_MAX)),
         age_ms=draw(st.integers(0, AGE_MS_MAX)),
         priority=draw(st.integers(-PRIORITY_MAX, PRIORITY_MAX)),
@@ -189,6 +198,18 @@ def test_a_newer_attempt_makes_the_older_ones_of_its_request_void():
     assert superseded("g", key(3), live) == [key(1), key(2)]
     assert superseded("g", key(2), live) == [key(1)]
     assert superseded("g", key(1, "new"), live) == []
+
+
+def test_a_guide_that_is_too_large_or_unknown_or_beside_a_search_is_refused():
+    large = Guide(kind=GuideKind.REGEX, text="a" * (TEXT_BYTES_MAX + 1))
+    assert refused_fields(guide=large) == ["guide.text"]
+    small = replace(large, text="a")
+    search = {"token_ids": (1, 2, 3), "beam": Beam(width=2)}
+    assert refused_fields(guide=small, **search) == ["guide"]
+    spec = to_spec(replace(ORDER, guide=small))
+    spec.guide.kind = 77
+    with pytest.raises(InvalidRequest, match="guide: of an unknown kind"):
+        from_spec(spec, LIMITS)
 
 
 @pytest.mark.parametrize("attempt", [1, 2, 3])
