@@ -85,22 +85,6 @@ async def test_an_answer_is_what_its_guide_says_and_stops_there(channel, name, s
     assert judge(answer.text), answer.text
 
 
-@pytest.mark.parametrize("sampling", [GREEDY, SEEDED], ids=["greedy", "seeded"])
-async def test_it_is_to_the_bit_the_same_handed_over_and_on_one_worker(channel, sampling):
-    """A prompt of many tokens is handed over; with one of them left uncached, it is computed where it is."""
-    asked = spec(
-        tokens_of(5, 300),
-        sampling=sampling,
-        guide=JUDGED["person"][0],
-        output=inference_pb2.OutputOptions(logprobs=2),
-        cache_salt=f"split {sampling}",
-    )
-    split, alone = await stream(channel, asked), await stream(channel, asked)
-    assert alone.usage.cached_tokens > 0
-    assert (split.token_ids, split.logprobs) == (alone.token_ids, alone.logprobs)
-    assert is_person(split.text)
-
-
 async def test_each_of_three_choices_is_what_a_request_of_its_own_gets(exact_stack):
     async with AsyncClient(exact_stack.grpc) as client:
         how = {"json_schema": PERSON, "max_tokens": 120, "temperature": 1.2}
@@ -204,6 +188,28 @@ def test_the_command_takes_a_schema_from_a_file(exact_stack, tmp_path):
         "generate", "x", "--target", exact_stack.grpc, "--json-schema", str(tmp_path / "none")
     )
     assert missing.returncode == 1 and "--json-schema" in missing.stderr
+
+
+@pytest.mark.timeout(120)
+async def test_an_answer_is_to_the_bit_the_same_handed_over_and_with_nobody_to_hand_it_over():
+    with running_stack("--kv-cache-memory-bytes", "256MiB") as stack:
+        async with grpc.aio.insecure_channel(stack.grpc) as channel:
+            specs = [killed_spec(number) for number in range(4)]
+            split = [await stream(channel, each) for each in specs]
+            before = computed(stack)
+            kill(stack.children()["prefill-0"])
+            # It is started again, which takes seconds: what is asked now has only the other one.
+            alone = await asyncio.gather(*(stream(channel, each) for each in specs))
+            generated = sum(len(answer.token_ids) for answer in alone)
+            assert computed(stack) - before > generated, "it has computed prompts"
+            for answer, expected in zip(alone, split, strict=True):
+                assert (answer.token_ids, answer.logprobs) == (expected.token_ids, expected.logprobs)
+
+
+def computed(stack):
+    """Tokens, by the decode worker."""
+    (ledger,) = [each for each in stack.audit().ledgers if each.worker_id == "decode-0"]
+    return ledger.tokens.computed
 
 
 KILLS = 6

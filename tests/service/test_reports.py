@@ -90,7 +90,7 @@ def test_what_is_about_the_worker_as_a_whole_is_no_report():
         assert decode(response(audit=pb.AuditReport())) == []
 
 
-@pytest.mark.parametrize("cause", [0, 10, 99, -1])
+@pytest.mark.parametrize("cause", [0, 11, 99, -1])
 def test_an_end_of_an_unknown_cause_is_an_end_all_the_same(cause):
     (report,) = decode(
         pb.PrefillServiceAttachResponse(ended=pb.Ended(request_id="r", attempt=1, cause=cause))
