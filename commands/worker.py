@@ -9,6 +9,7 @@ import secrets
 import time
 from collections.abc import Callable, Mapping
 from functools import partial
+from pathlib import Path
 from typing import Any, Protocol
 
 import grpc
@@ -131,12 +132,11 @@ def run(options: WorkerOptions, role: Role) -> None:
     if options.max_model_len is not None and engine.capacity.tokens_max < options.max_model_len:
         shorter = f"requests have at most {engine.capacity.tokens_max} tokens: more do not fit the KV blocks"
         structlog.get_logger().warning(shorter, max_model_len=options.max_model_len)
-    guides = GuideCompiler(lambda: read_vocabulary(model), engine.config.vocab_size)
-    server.run(_serve(options, role, engine, board, guides))
+    server.run(_serve(options, role, engine, board, model))
 
 
 async def _serve(
-    options: WorkerOptions, role: Role, engine: Engine, board: CoreBoard | None, guides: GuideCompiler
+    options: WorkerOptions, role: Role, engine: Engine, board: CoreBoard | None, model: Path
 ) -> None:
     identity = Identity(worker_id=options.worker_id, epoch=secrets.randbits(63))
     rim = WorkerRim(role.response, asyncio.get_running_loop())
@@ -178,6 +178,7 @@ async def _serve(
     host = Host(worker=worker, welcome=welcome, post=loop.post, insist=loop.insist, refusals=_REFUSALS)
     limits = OrderLimits(vocab_size=engine.config.vocab_size, tokens_max=engine.capacity.tokens_max)
     desk = _desk(options, role, engine, identity)
+    guides = GuideCompiler(lambda: read_vocabulary(model), engine.config.vocab_size)
     service = WorkerService(
         name=role.service,
         register=lambda grpc_server: role.register(grpc_server, rim, host, worker, limits, desk, guides),

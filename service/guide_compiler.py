@@ -175,7 +175,7 @@ class GuideMatcher:
             ends=self.ends,
             clock=self._clock,
         )
-        forked._mask = self._mask
+        forked._mask, forked._left_s = self._mask, self._left_s
         return forked
 
     def error(self) -> str:
