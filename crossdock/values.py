@@ -24,8 +24,9 @@ class Generation:
     """How to answer. None leaves a value to the server; ranges and defaults as in
     crossdock.v1.SamplingParams.
 
-    timeout_s: for the whole answer, None for none. json_schema, json_object, regex, choice, grammar: what the answer
-    must be, one of them at most; a schema is JSON text or what `json` makes such text of. As in crossdock.v1.Guide.
+    timeout_s: for the whole answer, None for none. logit_bias: by token id. json_schema, json_object, regex, choice,
+    grammar: what the answer must be, one of them at most, as in crossdock.v1.Guide; a schema is JSON text or what
+    `json` makes such text of.
     """
 
     model: str = ""
@@ -51,6 +52,10 @@ class Generation:
     beam_width: int | None = None
     length_penalty: float | None = None
     early_stopping: bool | None = None
+    presence_penalty: float | None = None
+    frequency_penalty: float | None = None
+    repetition_penalty: float | None = None
+    logit_bias: Mapping[int, float] | None = None
     json_schema: str | Mapping[str, object] | None = None
     json_object: bool = False
     regex: str | None = None

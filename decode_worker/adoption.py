@@ -48,7 +48,7 @@ def prompt_sequence(reservation: Reservation, computed: int) -> Sequence:
     preemptions = order.preemptions if alone else PREEMPTIONS_MAX
     sequence = _sequence(reservation, first, order.token_ids, computed, preemptions)
     sequence.cached = computed
-    sequence.twins = tuple(_sampling(order, choice) for choice in others)
+    sequence.twins = tuple(order.sampling(choice, SamplingParams) for choice in others)
     return sequence
 
 
@@ -116,7 +116,8 @@ def _sequence(
     return Sequence(
         id=(order.key.request_id, order.key.attempt, choice.index),
         tokens=list(tokens),
-        sampling=_sampling(order, choice),
+        sampling=order.sampling(choice, SamplingParams),
+        prompt_tokens=order.prompt_tokens,
         stop=stop_rules(order, constraint),
         constraint=constraint,
         arrived=reservation.arrived,
@@ -134,14 +135,3 @@ def _constraint(reservation: Reservation, tokens: tuple[int, ...]) -> Constraint
     for token in tokens[len(reservation.order.token_ids) :]:
         constraint.advance(token)
     return constraint
-
-
-def _sampling(order: SequenceOrder, choice: Choice) -> SamplingParams:
-    return SamplingParams(
-        temperature=order.temperature,
-        top_p=order.top_p,
-        top_k=order.top_k,
-        min_p=order.min_p,
-        seed=choice.seed,
-        logprobs=order.logprobs,
-    )

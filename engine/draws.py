@@ -43,4 +43,5 @@ def _row(sequence: Sequence, params: SamplingParams) -> SampleRow:
     """How a token that follows it is drawn."""
     position, constraint = len(sequence.tokens), sequence.constraint
     allowed = None if constraint is None else constraint.allowed()
-    return SampleRow(params, position, sequence.stop.banned_after(position), allowed=allowed)
+    banned = sequence.stop.banned_after(position)
+    return SampleRow(params, position, banned, adjustments=sequence.adjustments, allowed=allowed)

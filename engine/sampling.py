@@ -2,7 +2,8 @@
 
 The sampler has no state: a token is a function of its own row of logits, its parameters and (seed,
 position). Called by the core once per step. Never mixes the rows of a call, never counts calls, and knows no
-sequence: stop rules and penalties are folds over the known tokens, done by its callers.
+sequence: stop rules and penalties are folds over the known tokens, done by its callers. Logits are adjusted first, then
+tokens are banned, then come temperature and truncation.
 """
 
 from collections.abc import Sequence
@@ -11,6 +12,7 @@ from typing import NamedTuple
 import numpy as np
 import torch
 
+from engine.adjustments import Adjustments
 from engine.constraint import TokenMask, admits
 from engine.distribution import Logits, descending, filtered, largest, log_total
 from engine.errors import NonFiniteLogits
@@ -22,20 +24,23 @@ class SampleRow(NamedTuple):
     """How to sample one row.
 
     position: absolute position of the token to be sampled, from 0. banned: token ids that may not be sampled
-    here, such as stop tokens before the minimum length; some other token must be left. allowed: the only tokens that
-    may be, at least one; where all of these are banned, the ban gives way. None for no such rule.
+    here, such as stop tokens before the minimum length; some other token must be left. adjustments: biases and
+    penalties, None for none. allowed: the only tokens that may be sampled, at least one; where all of these are banned,
+    the ban gives way. None for no such rule.
     """
 
     params: SamplingParams
     position: int
     banned: frozenset[int] = frozenset()
+    adjustments: Adjustments | None = None
     allowed: TokenMask | None = None
 
 
 class Sampled(NamedTuple):
     """A token.
 
-    Logprobs are natural logarithms under the model's own distribution: before temperature, filters and bans.
+    Logprobs are natural logarithms under the model's own distribution: before biases, penalties, bans, temperature
+    and filters.
     logprob is None and top empty unless asked for. top: (token id, logprob), the likeliest first, lower ids
     first among equals; the sampled token need not be among them.
     """
@@ -51,7 +56,7 @@ class Sampler:
     def sample(self, logits: torch.Tensor, rows: Sequence[SampleRow]) -> list[Sampled]:
         """One token for each row of float32 [n, vocab], n = len(rows).
 
-        Greedy rows take the largest logit, the lowest id among equals. Raises NonFiniteLogits, naming every
+        Greedy rows take the largest adjusted logit, the lowest id among equals. Raises NonFiniteLogits, naming every
         row that holds a NaN or +inf, or nothing but -inf; any other -inf is a token that is never sampled.
         """
         assert logits.dtype == torch.float32, logits.dtype
@@ -64,7 +69,10 @@ class Sampler:
             raise NonFiniteLogits(tuple(bad.tolist()))
         return [
             Sampled(greedy, None, ())
-            if row.params.temperature == 0.0 and row.params.logprobs is None and _free(row)
+            if row.params.temperature == 0.0
+            and row.params.logprobs is None
+            and row.adjustments is None
+            and _free(row)
             else _sample_row(values[index], row, greedy)
             for index, (row, greedy) in enumerate(zip(rows, likeliest.tolist(), strict=True))
         ]
@@ -104,6 +112,9 @@ def _admitted(logits: Logits, row: SampleRow) -> Logits:
 
 def _token(logits: Logits, row: SampleRow, likeliest: int) -> int:
     params = row.params
+    if row.adjustments is not None:
+        logits = row.adjustments.apply(logits)
+        likeliest = int(logits.argmax())
     if not _free(row):
         logits = _admitted(logits, row)
         likeliest = int(logits.argmax())

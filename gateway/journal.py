@@ -91,6 +91,10 @@ class Journal:
             guide=request.guide,
             preemptions=self._preemptions,
             priority=request.priority,
+            presence_penalty=request.sampling.presence_penalty,
+            frequency_penalty=request.sampling.frequency_penalty,
+            repetition_penalty=request.sampling.repetition_penalty,
+            logit_bias=request.sampling.logit_bias,
         )
 
     def _known_tokens(self) -> tuple[int, ...]:

@@ -13,6 +13,8 @@ from crossdock.credentials import Credentials
         (Generation(max_tokens=2**40), "max_tokens"),
         (Generation(stop_token_ids=(-1,)), "token_ids"),
         (Generation(logprobs=2**40), "logprobs"),
+        (Generation(logit_bias={-1: 1.0}), "logit_bias"),
+        (Generation(logit_bias={2**32: 1.0}), "logit_bias"),
         (Generation(timeout_s=0.0), "timeout_s"),
         (Generation(timeout_s=float("nan")), "timeout_s"),
         (Generation(timeout_s=float("inf")), "timeout_s"),
