@@ -48,7 +48,7 @@ def prompt_sequence(reservation: Reservation, computed: int) -> Sequence:
     alone = not others and order.branches() == 1
     preemptions = order.preemptions if alone else PREEMPTIONS_MAX
     sequence = _sequence(reservation, first, order.token_ids, computed, preemptions)
-    sequence.cached = computed
+    sequence.cached, sequence.scored = computed, order.prompt_logprobs
     sequence.twins = tuple(_sampling(order, choice) for choice in others)
     return sequence
 

@@ -101,8 +101,10 @@ class Reservation:
 
     def links(self) -> list[PrefixLink]:
         """Of all full blocks that the hand-off would fill; where there is none, without the last token, which is
-        sampled from."""
+        sampled from, and of nothing that is to be scored."""
         tokens = self.order.token_ids
+        if self.ticket is None and self.order.prompt_logprobs is not None:
+            return []
         return self.chain.links(tokens, 0, self.chain.full_blocks(len(tokens) - (self.ticket is None)))
 
     def blocks_to_start(self) -> int:

@@ -115,6 +115,8 @@ class DecodeWorker:
         computed = sum([count for _, count in result.progress])
         self._books.compute(computed)
         self._books.deliver(computed - self._prompts.advance(result.progress))
+        for gateway, report in self._prompts.scores(result.scored):
+            self._tell(gateway, report)
         for output in result.outputs:
             self._sampled(output)
         for sequence in result.preempted:
@@ -159,11 +161,10 @@ class DecodeWorker:
     def load(self, step: int) -> WorkerLoad:
         pace = self._core.pace
         asking = self._reservations.asking()
-        seats = self._answers.seats() + self._reservations.seats()
         queued = sum(len(each.order.token_ids) for each in asking if each.ticket is None)
         return WorkerLoad(
             step=step,
-            running_sequences=seats,
+            running_sequences=self._answers.seats() + self._reservations.seats(),
             waiting_sequences=len(asking),
             waiting_tokens=self._prompts.uncomputed() + queued,
             free_blocks=self._core.pool.available,
@@ -314,8 +315,9 @@ class DecodeWorker:
         drawn = zip(order.choices, (output.sampled, *output.twins), strict=True)
         for choice, token in drawn if order.beam is None else ():
             end = sequence.stop.end_with(token.token, output.position + 1)
-            cached = sequence.cached
-            self._token(reservation.gateway, order, choice.index, output.position, token, end, cached)
+            self._token(
+                reservation.gateway, order, choice.index, output.position, token, end, sequence.cached
+            )
             if end is None and choice.index not in reservation.unwanted:
                 going_on.append((choice.index, token.token))
         if going_on or order.beam is not None:

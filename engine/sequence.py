@@ -7,7 +7,7 @@ everybody else sees frozen views. Never decides anything: what comes next is a p
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import Enum, auto
-from typing import TypeAlias
+from typing import NamedTuple, TypeAlias
 
 from engine.cache.block_pool import Credit
 from engine.cache.block_table import BlockTable
@@ -101,7 +101,8 @@ class Sequence:
     that has waited elsewhere; whoever arrived first goes first. chain: names its prefixes for the cache. cached: tokens
     that were found there when it started. row: of its table among those that run. preemptions: how often it was given
     up, here or elsewhere. twins: how further tokens are drawn from the row that its next one is drawn from, for other
-    choices that begin with the same tokens.
+    choices that begin with the same tokens. scored: alternatives of each known token after the first, where it is wanted
+    how likely these are; such a sequence computes all of them, whatever is cached.
     """
 
     id: SequenceId
@@ -114,6 +115,7 @@ class Sequence:
     cached: int = 0
     preemptions: int = 0
     twins: tuple[SamplingParams, ...] = ()
+    scored: int | None = None
     table: BlockTable | None = None
     row: int | None = None
     credit: Credit | None = None
@@ -145,3 +147,10 @@ class Sequence:
         assert self.computed == len(tokens), "a token is sampled from a fully computed sequence"
         tokens.append(token)
         self.end_reason = self.stop.end_with(token, len(tokens))
+
+
+class Progress(NamedTuple):
+    """A run of so many tokens of a sequence. Once it is computed, the sequence's `computed` is past it."""
+
+    sequence: Sequence
+    tokens: int
