@@ -138,6 +138,16 @@ class Reservations:
     def find(self, name: Name) -> Reservation | None:
         return self._reservations.get(name)
 
+    def gateway_of(self, name: Name) -> str:
+        """Who asked."""
+        return self._reservations[name].gateway
+
+    def end_choice(self, name: Name, choice: int) -> None:
+        """Nobody reads this choice any more, if there is such."""
+        reservation = self._reservations[name]
+        if choice in {each.index for each in reservation.order.choices}:
+            reservation.unwanted.add(choice)
+
     def asking(self) -> list[Reservation]:
         """The queue."""
         return [each for each in self._reservations.values() if each.state is ReservationState.ASKING]

@@ -95,10 +95,7 @@ class DecodeWorker:
             self._answers.leave(key, choice)
             self._grant()
             return
-        reservation = self._reservations.find(self._names[key])
-        assert reservation is not None
-        if choice in {each.index for each in reservation.order.choices}:
-            reservation.unwanted.add(choice)
+        self._reservations.end_choice(self._names[key], choice)
 
     def drop(self, gateway: str) -> None:
         """The gateway is gone: stop all it asked for."""
@@ -380,9 +377,7 @@ class DecodeWorker:
     def _gateway_of(self, key: AttemptKey) -> str:
         if key in self._answers:
             return self._answers.gateway_of(key)
-        reservation = self._reservations.find(self._names[key])
-        assert reservation is not None
-        return reservation.gateway
+        return self._reservations.gateway_of(self._names[key])
 
 
 _REFUSALS: dict[type[Exception], EndCause] = {

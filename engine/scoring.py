@@ -37,7 +37,7 @@ class Scored(NamedTuple):
 
 def limited(runs: list[Progress]) -> list[Progress]:
     """As much of these, the first ones first, as ROWS_MAX rows allow; what is not scored goes unhindered."""
-    if all([sequence.scored is None for sequence, _ in runs]):
+    if _nobody_asks(runs):
         return runs
     left, kept = ROWS_MAX, []
     for sequence, tokens in runs:
@@ -52,7 +52,7 @@ def limited(runs: list[Progress]) -> list[Progress]:
 
 def with_scored_rows(batch: Batch, runs: Ordered[Progress]) -> Batch:
     """The logits that are wanted besides those that are sampled from. runs: those of the batch, not yet committed."""
-    if all([sequence.scored is None for sequence, _ in runs]):
+    if _nobody_asks(runs):
         return batch
     counts = [_rows(sequence, tokens) for sequence, tokens in runs]
     starts = batch.query_starts.tolist()
@@ -64,7 +64,7 @@ def read_scores(runs: Ordered[Progress], logits: torch.Tensor) -> tuple[tuple[Sc
     """What the logits of a batch `with_scored_rows` say, and those that are left to sample from, in order.
 
     Raises NonFiniteLogits for a row from which no number can be read."""
-    if all([sequence.scored is None for sequence, _ in runs]):
+    if _nobody_asks(runs):
         return (), logits
     found, sampled, at = [], [], 0
     for sequence, tokens in runs:
@@ -77,6 +77,10 @@ def read_scores(runs: Ordered[Progress], logits: torch.Tensor) -> tuple[tuple[Sc
             at += 1
     assert at == logits.shape[0], f"{logits.shape[0]} rows, {at} of them wanted"
     return tuple(found), logits[sampled]
+
+
+def _nobody_asks(runs: Ordered[Progress]) -> bool:
+    return all(sequence.scored is None for sequence, _ in runs)
 
 
 def _rows(sequence: Sequence, tokens: int) -> int:

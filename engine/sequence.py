@@ -101,8 +101,8 @@ class Sequence:
     that has waited elsewhere; whoever arrived first goes first. chain: names its prefixes for the cache. cached: tokens
     that were found there when it started. row: of its table among those that run. preemptions: how often it was given
     up, here or elsewhere. twins: how further tokens are drawn from the row that its next one is drawn from, for other
-    choices that begin with the same tokens. scored: alternatives of each known token after the first, where it is wanted
-    how likely these are; such a sequence computes all of them, whatever is cached.
+    choices that begin with the same tokens. scored: alternatives of each known token after the first, None where nobody
+    asks how likely these are; where somebody does, all of them are computed, whatever is cached.
     """
 
     id: SequenceId

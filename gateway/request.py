@@ -6,6 +6,7 @@ from typing import NamedTuple
 
 from crossdock.seeds import choice_seed
 from service.orders import Beam
+from service.scores import Scores
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -55,7 +56,9 @@ class Stop:
 class Request:
     """deadline: seconds on the gateway's monotonic clock, None for none. tenant: who asks, as the gateway knows it and
     not as the client says; cached prefixes are shared within a tenant and cache_salt only. priority: lower first. n:
-    answers that the client gets, the best of so many that are generated. beam: they come from one search."""
+    answers that the client gets, the best of so many that are generated. beam: they come from one search.
+    prompt_logprobs: alternatives of each token of the prompt, None where nobody asks how likely these are. prompt_only:
+    nothing else is wanted; what is generated, one token, is nobody's."""
 
     id: str
     model: str
@@ -70,6 +73,8 @@ class Request:
     n: int = 1
     best_of: int = 1
     beam: Beam | None = None
+    prompt_logprobs: int | None = None
+    prompt_only: bool = False
 
     def seed_of(self, choice: int) -> int:
         """What a choice is a function of."""
@@ -98,9 +103,10 @@ class EndReason(Enum):
 
 class TokenBatch(NamedTuple):
     """Tokens of one choice that arrived together, in order. end: set in its last batch; for STOP the last token is the
-    match."""
+    match. scores: of the prompt without its first token, with the first batch of each choice, when asked for."""
 
     tokens: tuple[Token, ...]
     end: EndReason | None
     cached_tokens: int = 0
     choice: int = 0
+    scores: Scores | None = None

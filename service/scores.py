@@ -1,4 +1,4 @@
-"""How likely the tokens of a prompt are, packed: as a worker tells it, and as a gateway keeps it until the answer begins.
+"""How likely the tokens of a prompt are, packed: as a worker tells it, and as a gateway keeps it.
 
 A value. Knows neither engine nor wire.
 """
