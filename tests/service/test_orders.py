@@ -74,6 +74,7 @@ def orders(draw):
     prompt = draw(st.lists(st.integers(0, 999), min_size=1, max_size=8))
     emitted = draw(st.lists(st.integers(0, 999), max_size=4))
     max_tokens = draw(st.integers(len(emitted) + 1, 12))
+    beam = None if emitted else draw(st.none() | beams())
     return SequenceOrder(
         key=AttemptKey(
             request_id=draw(st.text(min_size=1, max_size=32)), attempt=draw(st.integers(1, 2**32 - 1))
@@ -90,7 +91,8 @@ def orders(draw):
         min_p=draw(unit),
         logprobs=draw(st.none() | st.integers(0, LOGPROBS_MAX)),
         time_left_ms=draw(st.none() | st.integers(1, 2**63)),
-        beam=None if emitted else draw(st.none() | beams()),
+        beam=beam,
+        prompt_logprobs=None if emitted or beam else draw(st.none() | st.integers(0, LOGPROBS_MAX)),
         preemptions=draw(st.integers(0, PREEMPTIONS_MAX)),
         age_ms=draw(st.integers(0, AGE_MS_MAX)),
         priority=draw(st.integers(-PRIORITY_MAX, PRIORITY_MAX)),
@@ -240,3 +242,13 @@ def test_blocks_that_choices_have_in_common_count_once(prompt, choices, blocks):
         choices=tuple(Choice(index=n, seed=n) for n in range(choices)),
     )
     assert order.blocks(block_size=4) == blocks
+
+
+@pytest.mark.parametrize("value", [LOGPROBS_MAX + 1, 2**32 - 1])
+def test_more_alternatives_of_a_prompts_tokens_than_there_may_be_are_refused(value):
+    assert refused_fields(prompt_logprobs=value, prompt_tokens=4) == ["prompt_logprobs"]
+
+
+def test_a_prompts_logprobs_are_wanted_before_the_first_token_and_not_of_a_search():
+    assert refused_fields(prompt_logprobs=1) == ["prompt_logprobs"]
+    assert refused_fields(prompt_logprobs=1, prompt_tokens=4, beam=Beam(width=2)) == ["prompt_logprobs"]
