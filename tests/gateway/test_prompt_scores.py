@@ -91,11 +91,18 @@ def test_an_order_asks_for_them_until_they_are_known():
     assert journal.order(2, None).prompt_logprobs is None
 
 
+def test_they_are_not_heard_after_the_first_token():
+    scene = OneAttempt(prompt_logprobs=1)
+    scene.attempt.begin()
+    scene.tell("d", scene.say.reserved)
+    scene.tell("p", scene.say.scores(1, -1.0, -2.0), scene.say.token(0, 11), scene.say.scores(1, -1.0))
+    assert scene.heard == [11] and scene.attempt.failure is not None
+
+
 def test_they_are_heard_from_whoever_computes_the_prompt_and_from_nobody_else():
     for sender, lost in (("p", False), ("d", True)):
-        scene = OneAttempt()
+        scene = OneAttempt(prompt_logprobs=1)
         scene.attempt.begin()
-        scene.journal._scores = PromptScores(make_request(prompt_logprobs=1))
         scene.tell("d", scene.say.reserved)
         scene.tell(sender, scene.say.scores(1, -1.0, -2.0))
         assert (scene.attempt.failure is not None) is lost
