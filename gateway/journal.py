@@ -120,10 +120,10 @@ class Journal:
         return ahead.token_id if ahead is not None else None
 
     def _require_possible(self, report: TokenReport) -> None:
-        """What is wanted of the prompt comes first. An answer ends at its last position or with a stop token, and says
-        so."""
-        if self._scores.due():
-            raise Divergence(f"position {report.position}: before all logprobs of the prompt")
+        """An answer ends at its last position or with a stop token, and says so. What is wanted of the prompt comes
+        before its first token; what another worker says of later ones may overtake both."""
+        if report.position == 0 and self._scores.due():
+            raise Divergence("position 0: before all logprobs of the prompt")
         stop, position = self.request.stop, report.position
         if position >= stop.max_tokens:
             raise Divergence(f"position {position}: the answer ends at {stop.max_tokens}")

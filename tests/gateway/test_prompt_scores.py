@@ -84,6 +84,18 @@ def test_a_first_token_that_comes_before_them_is_a_divergence():
     assert journal.take(SAY.token(1, 51, TokenEnd.LENGTH)).scores is None
 
 
+async def test_what_the_target_says_of_later_tokens_may_overtake_them():
+    scene = Scene()
+    task = asyncio.create_task(batches_of(scene.run(prompt=PROMPT, prompt_logprobs=1, max_tokens=2)))
+    say = await reserved(scene.d[0])
+    await scene.p[0].hear("submit")
+    scene.d[0].say(say.adopted, say.token(1, 51, TokenEnd.LENGTH))
+    scene.p[0].say(say.scores(1, *LOGPROBS), say.token(0, 50))
+    (batch,) = await task
+    assert [token.token_id for token in batch.tokens] == [50, 51]
+    assert batch.scores == say.scores(1, *LOGPROBS).scores
+
+
 def test_an_order_asks_for_them_until_they_are_known():
     journal = Journal(request(max_tokens=2), "w")
     assert journal.order(1, None).prompt_logprobs == 1
