@@ -179,6 +179,12 @@ async def test_the_echo_and_the_form_of_vllm_have_each_as_many_alternatives_as_w
     assert len(choice["logprobs"]["top_logprobs"][1]) == WIDTH + 1
 
 
+async def test_as_many_tokens_of_a_prompt_as_the_model_takes_are_kept(post, scripted, batches):
+    source = scripted(*batches([500]))
+    body = completion(prompt=[1] * 600, truncate_prompt_tokens=-1, max_tokens=12)
+    assert (await post(source, "/v1/completions", body)).json()["usage"]["prompt_tokens"] == 500
+
+
 @pytest.mark.parametrize(("kept", "text"), [(2, " France is"), (5, PROMPT), (400, PROMPT)])
 async def test_the_last_tokens_of_a_truncated_prompt_are_kept_and_echoed(
     post, scripted, batches, prompt_ids, kept, text
