@@ -36,17 +36,21 @@ class Scored(NamedTuple):
 
 
 def limited(runs: list[Progress]) -> list[Progress]:
-    """As much of these, the first ones first, as ROWS_MAX rows allow; what is not scored goes unhindered."""
+    """As much of these as ROWS_MAX rows allow, each in the same proportion; what is not scored goes unhindered."""
     if _nobody_asks(runs):
         return runs
-    left, kept = ROWS_MAX, []
-    for sequence, tokens in runs:
-        rows = _rows(sequence, tokens)
-        if rows <= left:
-            kept.append(Progress(sequence, tokens))
-        elif left:
-            kept.append(Progress(sequence, left))
-        left -= min(rows, left)
+    wanted = [_rows(sequence, tokens) for sequence, tokens in runs]
+    total, seen, granted, kept = sum(wanted), 0, 0, []
+    if total <= ROWS_MAX:
+        return runs
+    for (sequence, tokens), rows in zip(runs, wanted, strict=True):
+        seen += rows
+        share = (
+            seen * ROWS_MAX // total - granted
+        )  # summed up first, so that all rows are granted to somebody
+        granted += share
+        if share or not rows:
+            kept.append(Progress(sequence, share if share < rows else tokens))
     return kept
 
 

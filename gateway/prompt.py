@@ -19,6 +19,8 @@ CHARACTERS_PER_TOKEN_MAX = 16
 # A prompt of which the last tokens are kept may be so many times as long as one that is taken whole.
 TRUNCATED_TIMES_MAX = 8
 ALL_THAT_FIT = -1
+# Logprobs of a prompt's tokens and of their alternatives, in all: 3 MiB at seven bytes each.
+SCORES_MAX = 400_000
 
 
 def refuse(broken: Sequence[FieldViolation], too_long: Sequence[FieldViolation] = ()) -> None:
@@ -51,6 +53,14 @@ def truncated(
     if kept == ALL_THAT_FIT:
         kept = max(1, tokens_max - max(1, spec.sampling.max_tokens))
     return token_ids[-kept:]
+
+
+def scores_violations(spec: inference_pb2.GenerationSpec, prompt_tokens: int) -> Iterator[FieldViolation]:
+    """What is said of a whole prompt is said in one message."""
+    alternatives_max = SCORES_MAX // max(1, prompt_tokens) - 1
+    if spec.output.HasField("prompt_logprobs") and spec.output.prompt_logprobs > alternatives_max:
+        rule = f"at most {max(0, alternatives_max)} for a prompt of {prompt_tokens} tokens"
+        yield FieldViolation(field="output.prompt_logprobs", description=rule)
 
 
 def text_too_long(text: str, tokens_max: int) -> Iterator[FieldViolation]:

@@ -49,6 +49,7 @@ def accept(
     broken = [*_broken_rules(spec, card), *choices.violations(spec, streamed=streamed)]
     prompt.refuse([*broken, *_broken_prompt(spec, card, tokenizer)], _too_long(spec, card))
     token_ids = prompt.truncated(_prompt_token_ids(spec, card, tokenizer, today), spec, card.tokens_max())
+    prompt.refuse(list(prompt.scores_violations(spec, len(token_ids))))
     max_tokens = _max_tokens(spec, len(token_ids), card)
     return Request(
         id=spec.request_id or new_id(),

@@ -58,7 +58,7 @@ def sequence_of(core, name, tokens, *, scored=ALTERNATIVES, count=1, scope=b"", 
 
 def run(core, *sequences, budget_tokens=512):
     """(scores, what was sampled) of each, by name; steps with the tokens that each computed."""
-    core._policy = DecodePolicy(budget_tokens=budget_tokens, seats=64)
+    core._policy = DecodePolicy(budget_tokens=budget_tokens, seats=200)
     for sequence in sequences:
         core.submit(sequence)
     scores = {each.id[0]: [] for each in sequences}
@@ -141,9 +141,17 @@ def test_a_step_scores_a_bounded_number_of_rows_and_others_go_unhindered(core):
     free = sequence_of(core, "free", tokens_of(9, 300), scored=None)
     scores, _, steps = run(core, *sequences, free, budget_tokens=4096)
     assert [len(each) for each in scores.values()] == [199, 199, 199, 0]
-    assert sorted(steps[0]) == [ROWS_MAX, 300]
+    *parts, unhindered = sorted(steps[0])
+    assert (sum(parts), unhindered) == (ROWS_MAX, 300) and max(parts) - min(parts) <= 1
     assert all(sum(each) <= ROWS_MAX + 300 + 3 for each in steps)
     assert scores["r2"] == alone(core, tokens_of(2, 200))
+
+
+def test_more_sequences_than_rows_all_come_to_their_end(core):
+    sequences = [sequence_of(core, f"r{n:03}", [5, 6 + n]) for n in range(ROWS_MAX + 40)]
+    scores, sampled, steps = run(core, *sequences, budget_tokens=4096)
+    assert {len(each) for each in (*scores.values(), *sampled.values())} == {1}
+    assert [len(each) for each in steps] == [ROWS_MAX, 40]
 
 
 def test_a_prompt_of_one_token_has_none(core):

@@ -1,5 +1,7 @@
 """Prompts of which the last tokens are taken: as text, ids and chat, and which are too long even so."""
 
+from dataclasses import replace
+
 import pytest
 
 from crossdock.v1 import inference_pb2
@@ -76,6 +78,16 @@ def test_no_tokens_are_an_answer_only_where_the_prompts_logprobs_are_wanted(take
     asked.output.prompt_logprobs = 0
     request = take(asked)
     assert request.prompt_only and request.stop.max_tokens == 1 and request.prompt_logprobs == 0
+
+
+def test_what_is_said_of_a_prompt_fits_into_a_message(take, card):
+    long = replace(card, max_model_len=32_768)
+    asked = ids([1] * 20_000)
+    asked.output.prompt_logprobs = 19
+    assert take(asked, card=long).prompt_logprobs == 19
+    asked.output.prompt_logprobs = 20
+    rule = "at most 19 for a prompt of 20000 tokens"
+    assert refused(take, asked, card=long) == {"output.prompt_logprobs": rule}
 
 
 def test_a_beam_search_brings_no_logprobs_of_the_prompt(take):
