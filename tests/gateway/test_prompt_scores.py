@@ -8,6 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from gateway.cost import SCORE_BYTES, Cost, cost_of
 from gateway.journal import Divergence, Journal
 from gateway.prompt_scores import PromptScores
 from service.errors import InternalFault
@@ -195,3 +196,8 @@ async def test_all_choices_bring_the_same_and_one_order_asks_for_them():
     firsts = {batch.choice: batch.scores for batch in heard if batch.tokens[0].position == 0}
     assert firsts == dict.fromkeys(range(2), say.scores(1, *LOGPROBS).scores)
     assert (scene.p[0].kinds(), scene.d[0].kinds()) == (["submit"], ["reserve"])
+
+
+def test_what_is_kept_of_them_counts_as_bytes():
+    prompt, plain = len(PROMPT), cost_of(request(prompt_logprobs=None))
+    assert cost_of(request(prompt_logprobs=2)) - plain == Cost(bytes=SCORE_BYTES * prompt * 3)
