@@ -6,7 +6,7 @@ BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 PIP := $(BIN)/python -m pip install -q --disable-pip-version-check -c constraints.txt
 
-.PHONY: install serve test simulate gpu-check gpu-bench gpu-table lint format stubs clean
+.PHONY: install serve test harness simulate gpu-check gpu-bench gpu-table lint format stubs clean
 
 install: $(STAMP)
 
@@ -23,6 +23,10 @@ serve: install
 
 test: lint
 	$(BIN)/python -m pytest
+
+# lm-eval and aiperf against a server of ours, each in an environment of its own: some hundred packages, minutes.
+harness: install
+	$(BIN)/python -m pytest -m harness
 
 # make simulate N=100000 [SEED=0] [JOBS=2]: that many histories of requests and faults, from that seed on.
 N ?= 1000

@@ -42,6 +42,16 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--top-p", type=float)
     parser.add_argument("--top-k", type=int)
     parser.add_argument("--min-p", type=float)
+    parser.add_argument("--presence-penalty", type=float)
+    parser.add_argument("--frequency-penalty", type=float)
+    parser.add_argument("--repetition-penalty", type=float)
+    parser.add_argument(
+        "--logit-bias",
+        type=_bias,
+        action="append",
+        metavar="ID:BIAS",
+        help="added to a token's logit; repeatable",
+    )
     parser.add_argument("--seed", type=int)
     parser.add_argument("--stop", action="append", default=[], help="string that ends the answer; repeatable")
     parser.add_argument("--ignore-eos", action="store_true", help="go on after the end-of-sequence token")
@@ -53,6 +63,14 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--logprobs", type=int, metavar="N", help="a line per token: logprob, N alternatives")
     parser.add_argument("--timeout", type=float, metavar="SECONDS", help="for the whole answer")
     return parser
+
+
+def _bias(text: str) -> tuple[int, float]:
+    token, _, bias = text.partition(":")
+    try:
+        return int(token), float(bias)
+    except ValueError:
+        raise argparse.ArgumentTypeError(f"{text!r} is not ID:BIAS") from None
 
 
 def _prompt(flags: argparse.Namespace) -> Prompt:
@@ -75,6 +93,10 @@ def _generation(flags: argparse.Namespace) -> Generation:
         top_p=flags.top_p,
         top_k=flags.top_k,
         min_p=flags.min_p,
+        presence_penalty=flags.presence_penalty,
+        frequency_penalty=flags.frequency_penalty,
+        repetition_penalty=flags.repetition_penalty,
+        logit_bias=None if flags.logit_bias is None else dict(flags.logit_bias),
         seed=flags.seed,
         max_tokens=flags.max_tokens,
         stop=tuple(flags.stop),

@@ -1,6 +1,6 @@
 """What a client says and hears, as frozen values. They know no protobuf object and no connection."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from enum import Enum
 from typing import TypeAlias
@@ -24,7 +24,7 @@ class Generation:
     """How to answer. None leaves a value to the server; ranges and defaults as in
     crossdock.v1.SamplingParams.
 
-    timeout_s: for the whole answer, None for none.
+    timeout_s: for the whole answer, None for none. logit_bias: by token id.
     """
 
     model: str = ""
@@ -50,6 +50,10 @@ class Generation:
     beam_width: int | None = None
     length_penalty: float | None = None
     early_stopping: bool | None = None
+    presence_penalty: float | None = None
+    frequency_penalty: float | None = None
+    repetition_penalty: float | None = None
+    logit_bias: Mapping[int, float] | None = None
     prompt_logprobs: int | None = None
     truncate_prompt_tokens: int | None = None
 

@@ -54,6 +54,10 @@ def spec(prompt: Prompt, how: Generation) -> pb.GenerationSpec:
             beam_width=how.beam_width,
             length_penalty=how.length_penalty,
             early_stopping=how.early_stopping,
+            presence_penalty=how.presence_penalty,
+            frequency_penalty=how.frequency_penalty,
+            repetition_penalty=how.repetition_penalty,
+            logit_bias=how.logit_bias,
         ),
         stop=_filled(
             pb.StopConditions,

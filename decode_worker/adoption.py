@@ -49,7 +49,7 @@ def prompt_sequence(reservation: Reservation, computed: int) -> Sequence:
     preemptions = order.preemptions if alone else PREEMPTIONS_MAX
     sequence = _sequence(reservation, first, order.token_ids, computed, preemptions)
     sequence.cached, sequence.scored = computed, order.prompt_logprobs
-    sequence.twins = tuple(_sampling(order, choice) for choice in others)
+    sequence.twins = tuple(order.sampling(choice, SamplingParams) for choice in others)
     return sequence
 
 
@@ -116,21 +116,11 @@ def _sequence(
     return Sequence(
         id=(order.key.request_id, order.key.attempt, choice.index),
         tokens=list(tokens),
-        sampling=_sampling(order, choice),
+        sampling=order.sampling(choice, SamplingParams),
+        prompt_tokens=order.prompt_tokens,
         stop=stop_rules(order),
         arrived=reservation.arrived,
         preemptions=preemptions,
         chain=reservation.chain.fork(),
         computed=computed,
-    )
-
-
-def _sampling(order: SequenceOrder, choice: Choice) -> SamplingParams:
-    return SamplingParams(
-        temperature=order.temperature,
-        top_p=order.top_p,
-        top_k=order.top_k,
-        min_p=order.min_p,
-        seed=choice.seed,
-        logprobs=order.logprobs,
     )

@@ -386,4 +386,5 @@ def _tokens(runs: Ordered[Progress]) -> list[int]:
 def _sample_row(sequence: Sequence, params: SamplingParams) -> SampleRow:
     """How a token that follows it is drawn."""
     rules, position = sequence.stop, len(sequence.tokens)
-    return SampleRow(params, position, rules.stop_token_ids if position < rules.min_length else NO_TOKENS)
+    banned = rules.stop_token_ids if position < rules.min_length else NO_TOKENS
+    return SampleRow(params, position, banned, sequence.adjustments)

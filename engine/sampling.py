@@ -2,7 +2,8 @@
 
 The sampler has no state: a token is a function of its own row of logits, its parameters and (seed,
 position). Called by the core once per step. Never mixes the rows of a call, never counts calls, and knows no
-sequence: stop rules and penalties are folds over the known tokens, done by its callers.
+sequence: stop rules and penalties are folds over the known tokens, done by its callers. Logits are adjusted first, then
+tokens are banned, then come temperature and truncation.
 """
 
 from collections.abc import Sequence
@@ -11,6 +12,7 @@ from typing import NamedTuple
 import numpy as np
 import torch
 
+from engine.adjustments import Adjustments
 from engine.distribution import Logits, filtered, logprobs_of
 from engine.errors import NonFiniteLogits
 from engine.noise import uniform
@@ -21,18 +23,21 @@ class SampleRow(NamedTuple):
     """How to sample one row.
 
     position: absolute position of the token to be sampled, from 0. banned: token ids that may not be sampled
-    here, such as stop tokens before the minimum length; some other token must be left.
+    here, such as stop tokens before the minimum length; some other token must be left. adjustments: biases and
+    penalties, None for none.
     """
 
     params: SamplingParams
     position: int
     banned: frozenset[int] = frozenset()
+    adjustments: Adjustments | None = None
 
 
 class Sampled(NamedTuple):
     """A token.
 
-    Logprobs are natural logarithms under the model's own distribution: before temperature, filters and bans.
+    Logprobs are natural logarithms under the model's own distribution: before biases, penalties, bans, temperature
+    and filters.
     logprob is None and top empty unless asked for. top: (token id, logprob), the likeliest first, lower ids
     first among equals; the sampled token need not be among them.
     """
@@ -48,7 +53,7 @@ class Sampler:
     def sample(self, logits: torch.Tensor, rows: Sequence[SampleRow]) -> list[Sampled]:
         """One token for each row of float32 [n, vocab], n = len(rows).
 
-        Greedy rows take the largest logit, the lowest id among equals. Raises NonFiniteLogits, naming every
+        Greedy rows take the largest adjusted logit, the lowest id among equals. Raises NonFiniteLogits, naming every
         row that holds a NaN or +inf, or nothing but -inf; any other -inf is a token that is never sampled.
         """
         assert logits.dtype == torch.float32, logits.dtype
@@ -61,7 +66,10 @@ class Sampler:
             raise NonFiniteLogits(tuple(bad.tolist()))
         return [
             Sampled(greedy, None, ())
-            if row.params.temperature == 0.0 and row.params.logprobs is None and not row.banned
+            if row.params.temperature == 0.0
+            and row.params.logprobs is None
+            and not row.banned
+            and row.adjustments is None
             else _sample_row(values[index], row, greedy)
             for index, (row, greedy) in enumerate(zip(rows, likeliest.tolist(), strict=True))
         ]
@@ -77,6 +85,9 @@ def _sample_row(logits: Logits, row: SampleRow, likeliest: int) -> Sampled:
 
 def _token(logits: Logits, row: SampleRow, likeliest: int) -> int:
     params = row.params
+    if row.adjustments is not None:
+        logits = row.adjustments.apply(logits)
+        likeliest = int(logits.argmax())
     if row.banned:
         logits = logits.copy()
         logits[list(row.banned)] = -np.inf

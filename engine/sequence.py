@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from enum import Enum, auto
 from typing import NamedTuple, TypeAlias
 
+from engine.adjustments import Adjustments, Biases, adjustments_of
 from engine.cache.block_pool import Credit
 from engine.cache.block_table import BlockTable
 from engine.cache.prefix_chain import PrefixChain
@@ -28,6 +29,8 @@ class SamplingParams:
     temperature: [0, 2], 0 is greedy. top_k: count, 0 is off. top_p: (0, 1], 1 is off. min_p: [0, 1], 0 is off.
     seed: any 64-bit integer; the noise of the token at position p is a function of (seed, p) alone.
     logprobs: number of alternatives per token, None for no logprobs at all.
+    presence_penalty, frequency_penalty: [-2, 2], 0 is off. repetition_penalty: (0, 2], 1 is off. logit_bias: each in
+    [-100, 100]. What these four do: `engine.adjustments`.
     """
 
     temperature: float = 0.0
@@ -36,6 +39,10 @@ class SamplingParams:
     min_p: float = 0.0
     seed: int = 0
     logprobs: int | None = None
+    presence_penalty: float = 0.0
+    frequency_penalty: float = 0.0
+    repetition_penalty: float = 1.0
+    logit_bias: Biases = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -101,8 +108,10 @@ class Sequence:
     that has waited elsewhere; whoever arrived first goes first. chain: names its prefixes for the cache. cached: tokens
     that were found there when it started. row: of its table among those that run. preemptions: how often it was given
     up, here or elsewhere. twins: how further tokens are drawn from the row that its next one is drawn from, for other
-    choices that begin with the same tokens. scored: alternatives of each known token after the first, None where nobody
-    asks how likely these are; where somebody does, all of them are computed, whatever is cached.
+    choices that begin with the same tokens, with the same penalties and biases. prompt_tokens: how many of the tokens
+    that it was made with come before the answer; needed for penalties and biases only. adjustments: what these make of
+    the known tokens. scored: alternatives of each known token after the first, None where nobody asks how likely these
+    are; where somebody does, all of them are computed, whatever is cached.
     """
 
     id: SequenceId
@@ -110,6 +119,7 @@ class Sequence:
     sampling: SamplingParams
     stop: StopRules
     arrived: float
+    prompt_tokens: int = 0
     chain: PrefixChain = field(default_factory=PrefixChain, compare=False)
     computed: int = 0
     cached: int = 0
@@ -121,6 +131,18 @@ class Sequence:
     credit: Credit | None = None
     state: State = field(default=State.WAITING)
     end_reason: EndReason | None = None
+    adjustments: Adjustments | None = field(init=False, compare=False)
+
+    def __post_init__(self) -> None:
+        params = self.sampling
+        self.adjustments = adjustments_of(
+            self.tokens,
+            self.prompt_tokens,
+            presence=params.presence_penalty,
+            frequency=params.frequency_penalty,
+            repetition=params.repetition_penalty,
+            biases=params.logit_bias,
+        )
 
     def advance(self, event: Event) -> None:
         """Take one legal transition. Raises IllegalTransition, and changes nothing, for any other."""
@@ -146,6 +168,8 @@ class Sequence:
         tokens = self.tokens
         assert self.computed == len(tokens), "a token is sampled from a fully computed sequence"
         tokens.append(token)
+        if self.adjustments is not None:
+            self.adjustments = self.adjustments.after(token)
         self.end_reason = self.stop.end_with(token, len(tokens))
 
 

@@ -9,7 +9,17 @@ from crossdock.v1 import inference_pb2
 from service.errors import FieldViolation
 from service.orders import Beam
 
-_NOT_WITH_BEAM = ("temperature", "top_k", "min_p", "best_of")
+_NOT_WITH_BEAM = {
+    "temperature": 0,
+    "top_k": 0,
+    "top_p": 1,
+    "min_p": 0,
+    "best_of": 0,
+    "presence_penalty": 0,
+    "frequency_penalty": 0,
+    "repetition_penalty": 1,
+}
+"""What says nothing in each of these fields."""
 
 
 def violations(spec: inference_pb2.GenerationSpec, *, streamed: bool) -> Iterator[FieldViolation]:
@@ -54,9 +64,13 @@ def _not_with_beam(spec: inference_pb2.GenerationSpec) -> Iterator[FieldViolatio
     if number(sampling) > sampling.beam_width > 1:
         rule = f"must be at most the beam width, {sampling.beam_width}"
         yield FieldViolation(field="sampling.n", description=rule)
-    given = [field for field in _NOT_WITH_BEAM if getattr(sampling, field) != 0]
-    if sampling.HasField("top_p") and sampling.top_p != 1:
-        given.append("top_p")
+    given = [
+        field
+        for field, nothing in _NOT_WITH_BEAM.items()
+        if sampling.HasField(field) and getattr(sampling, field) != nothing
+    ]
+    if sampling.logit_bias:
+        given.append("logit_bias")
     for field in given:
         yield FieldViolation(field=f"sampling.{field}", description="not with beam search")
     if spec.stop.strings:

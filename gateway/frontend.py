@@ -118,7 +118,8 @@ class Frontend:
         def work() -> tuple[int, ...]:
             if asked.WhichOneof("input") == "chat":
                 return prompt.encode_chat(asked.chat, self.tokenizer, tokens_max=tokens_max, today=today)
-            return tuple(self.tokenizer.encode(asked.text))
+            special = not asked.HasField("add_special_tokens") or asked.add_special_tokens
+            return tuple(self.tokenizer.encode(asked.text, add_special=special))
 
         return await _off_loop(work, asked.ByteSize())
 

@@ -107,6 +107,10 @@ class Journal:
             preemptions=self._preemptions,
             priority=request.priority,
             prompt_logprobs=request.prompt_logprobs if self._scores.due() else None,
+            presence_penalty=request.sampling.presence_penalty,
+            frequency_penalty=request.sampling.frequency_penalty,
+            repetition_penalty=request.sampling.repetition_penalty,
+            logit_bias=request.sampling.logit_bias,
         )
 
     def _known_tokens(self) -> tuple[int, ...]:

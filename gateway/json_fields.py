@@ -88,6 +88,17 @@ class JsonFields:
         self.wrong(field, "must be a list of token ids, whole numbers from 0")
         return []
 
+    def numbers_by_id(self, field: str) -> dict[int, float]:
+        """An object; its names are token ids in decimal digits."""
+        value, numbers = JsonFields(self.mapping(field)), {}
+        for name in value._values:
+            number = value.number(name)
+            if number is None or not _is_id(name):
+                self.wrong(field, "must be numbers by token id, a whole number from 0 in quotes")
+                return {}
+            numbers[int(name)] = number
+        return numbers
+
     def mapping(self, field: str) -> JsonObject:
         value = self._values.get(field)
         if value is None or isinstance(value, dict):
@@ -126,3 +137,9 @@ def is_ids(value: object) -> TypeGuard[list[int]]:
     if not isinstance(value, list) or not all(type(item) is int for item in value):
         return False
     return not value or (min(value) >= 0 and max(value) <= _UINT32_MAX)
+
+
+def _is_id(name: str) -> bool:
+    """One way to write each id, so that none can be there twice."""
+    few = len(name) <= len(str(_UINT32_MAX)) and name.isascii() and name.isdecimal()
+    return few and int(name) <= _UINT32_MAX and str(int(name)) == name

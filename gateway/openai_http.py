@@ -37,7 +37,8 @@ from gateway.openai_schema import (
     detokenize_request,
     tokenize_request,
 )
-from gateway.validation import REQUEST_ID_CHARACTERS_MAX
+from gateway.request import ModelCard
+from gateway.validation import REQUEST_ID_CHARACTERS_MAX, check_model
 from service.errors import (
     FieldViolation,
     InternalFault,
@@ -65,8 +66,10 @@ def openai_app(frontend: Frontend, access: Access, *, body_bytes_max: int) -> St
             Route("/v1/completions", face.completions, methods=["POST"]),
             Route("/v1/chat/completions", face.chat_completions, methods=["POST"]),
             Route("/v1/models", face.models),
+            Route("/v1/models/{name:path}", face.model),
             Route("/tokenize", face.tokenize, methods=["POST"]),
             Route("/detokenize", face.detokenize, methods=["POST"]),
+            Route("/tokenizer_info", face.tokenizer_info),
             Route("/health", face.health),
             Route("/ping", face.health),
             Route("/metrics", face.metrics),
@@ -95,16 +98,12 @@ class _Face:
         return await self._answer(request, chat_call, ChatDialect())
 
     async def models(self, request: Request) -> Response:
+        return _json({"object": "list", "data": [self._about(self._frontend.card())]})
+
+    async def model(self, request: Request) -> Response:
         card = self._frontend.card()
-        about = {
-            "id": card.name,
-            "object": "model",
-            "created": int(self._frontend.wall().timestamp()),
-            "owned_by": "crossdock",
-            "root": card.name,
-            "max_model_len": card.tokens_max(),
-        }
-        return _json({"object": "list", "data": [about]})
+        check_model(request.path_params["name"], card)
+        return _json(self._about(card))
 
     async def tokenize(self, request: Request) -> Response:
         asked = await self._read(request, tokenize_request)
@@ -115,6 +114,18 @@ class _Face:
     async def detokenize(self, request: Request) -> Response:
         asked = await self._read(request, detokenize_request)
         return _json({"prompt": self._frontend.detokenize(asked)})
+
+    async def tokenizer_info(self, request: Request) -> Response:
+        """As vLLM has it: what lm-eval needs to split texts by /tokenize instead of by files of its own."""
+        tokenizer = self._frontend.tokenizer
+        about = {
+            "tokenizer_class": "PreTrainedTokenizerFast",
+            "model_max_length": self._frontend.card().tokens_max(),
+            "chat_template": tokenizer.chat_template,
+            "eos_token": None,
+            **tokenizer.special_tokens,
+        }
+        return _json(about)
 
     async def health(self, request: Request) -> Response:
         if not self._frontend.ready():
@@ -147,6 +158,16 @@ class _Face:
             async for index, delta in deltas:
                 answer.keep(index, delta)
         return await asyncio.to_thread(lambda: _json(answer.whole(), headers))
+
+    def _about(self, card: ModelCard) -> JsonObject:
+        return {
+            "id": card.name,
+            "object": "model",
+            "created": int(self._frontend.wall().timestamp()),
+            "owned_by": "crossdock",
+            "root": card.name,
+            "max_model_len": card.tokens_max(),
+        }
 
     def _request_id(self, request: Request) -> str:
         """The client's own, where it can be one."""

@@ -15,11 +15,7 @@ from gateway.json_fields import JsonFields, JsonObject, is_ids, is_texts
 PROMPTS_MAX = 16
 COMPLETION_TOKENS_DEFAULT = 16
 
-_PENALTIES: Mapping[str, Collection[object]] = {
-    "presence_penalty": (0,),
-    "frequency_penalty": (0,),
-    "repetition_penalty": (1,),
-    "logit_bias": ({},),
+_WORDS: Mapping[str, Collection[object]] = {
     "bad_words": ([],),
     "allowed_token_ids": (),
     "logits_processors": ([],),
@@ -47,7 +43,7 @@ _OTHERS: Mapping[str, Collection[object]] = {
     "modalities": (["text"],),
     "audio": (),
 }
-_NOT_OFFERED = {**_PENALTIES, **_CONSTRAINTS, **_OTHERS}
+_NOT_OFFERED = {**_WORDS, **_CONSTRAINTS, **_OTHERS}
 
 # Where a field of a message stands in the JSON.
 _JSON_NAMES = {
@@ -119,6 +115,7 @@ def tokenize_request(body: JsonObject) -> inference_pb2.TokenizeRequest:
         if fields.raw("prompt") is None:
             fields.wrong("prompt", "a prompt or messages are required")
         asked.text = prompt or ""
+        asked.add_special_tokens = fields.flag("add_special_tokens", default=True)
     fields.refuse()
     return asked
 
@@ -162,6 +159,10 @@ def _base(fields: JsonFields, max_tokens: int | None, *, begins: bool) -> infere
             max_tokens=max_tokens,
             min_tokens=fields.integer("min_tokens"),
             n=fields.integer("n"),
+            presence_penalty=fields.number("presence_penalty"),
+            frequency_penalty=fields.number("frequency_penalty"),
+            repetition_penalty=fields.number("repetition_penalty"),
+            logit_bias=fields.numbers_by_id("logit_bias"),
             **_choices(fields),
         ),
         stop=inference_pb2.StopConditions(

@@ -30,7 +30,7 @@ class ModelCard:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Sampling:
-    """Ranges as in crossdock.v1.SamplingParams; every default is resolved."""
+    """Ranges as in crossdock.v1.SamplingParams; every default is resolved. logit_bias: by ascending token id."""
 
     temperature: float
     top_p: float
@@ -38,6 +38,10 @@ class Sampling:
     min_p: float
     seed: int
     logprobs: int | None
+    presence_penalty: float = 0.0
+    frequency_penalty: float = 0.0
+    repetition_penalty: float = 1.0
+    logit_bias: tuple[tuple[int, float], ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -28,19 +28,22 @@ def load_tokenizer(path: Path) -> "Tokenizer":
 
 
 class Tokenizer:
-    """chat: None for a model without a chat template."""
+    """chat, chat_template: None for a model without a chat template. special_tokens: see Vocabulary."""
 
     def __init__(self, vocabulary: Vocabulary) -> None:
         self.vocab_size = vocabulary.size
         self.eos_token_ids = vocabulary.eos_token_ids
         self.max_model_len = vocabulary.max_model_len
+        self.special_tokens = vocabulary.special_tokens
+        self.chat_template = vocabulary.chat_template
         self.chat = _template(vocabulary)
         self._backend = vocabulary.backend
         self._pieces = _Pieces(vocabulary)
 
-    def encode(self, text: str) -> list[int]:
-        """With the special tokens that the model's convention adds; those in the text count as such."""
-        return list(self._backend.encode(text, add_special_tokens=True).ids)
+    def encode(self, text: str, *, add_special: bool = True) -> list[int]:
+        """add_special: with the special tokens that the model's convention adds; those in the text count as such
+        anyway."""
+        return list(self._backend.encode(text, add_special_tokens=add_special).ids)
 
     def encode_chat(
         self,

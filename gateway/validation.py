@@ -13,7 +13,16 @@ from gateway import choices, prompt
 from gateway.request import ModelCard, Request, Sampling, Stop
 from gateway.tokenizer import Tokenizer
 from service.errors import DeadlineExpired, FieldViolation, ModelNotFound
-from service.orders import BEAM_WIDTH_MAX, CHOICES_MAX, LENGTH_PENALTY_MAX, PRIORITY_MAX
+from service.orders import (
+    BEAM_WIDTH_MAX,
+    CHOICES_MAX,
+    LENGTH_PENALTY_MAX,
+    LOGIT_BIAS_MAX,
+    LOGIT_BIASES_MAX,
+    PENALTY_MAX,
+    PRIORITY_MAX,
+    REPETITION_PENALTY_MAX,
+)
 
 LOGPROBS_MAX = 20
 MODEL_BYTES_MAX = 256
@@ -110,6 +119,9 @@ def _ranges(spec: inference_pb2.GenerationSpec, card: ModelCard) -> tuple[_Range
         _Range(field="sampling.best_of", low=1, high=CHOICES_MAX),
         _Range(field="sampling.beam_width", low=2, high=BEAM_WIDTH_MAX),
         _Range(field="sampling.length_penalty", low=-LENGTH_PENALTY_MAX, high=LENGTH_PENALTY_MAX),
+        _Range(field="sampling.presence_penalty", low=-PENALTY_MAX, high=PENALTY_MAX),
+        _Range(field="sampling.frequency_penalty", low=-PENALTY_MAX, high=PENALTY_MAX),
+        _Range(field="sampling.repetition_penalty", low=0, high=REPETITION_PENALTY_MAX, without_low=True),
         _Range(field="output.logprobs", low=0, high=LOGPROBS_MAX),
         _Range(field="output.prompt_logprobs", low=0, high=LOGPROBS_MAX),
     )
@@ -129,7 +141,20 @@ def _broken_rules(spec: inference_pb2.GenerationSpec, card: ModelCard) -> Iterat
     if abs(spec.priority) > PRIORITY_MAX:
         yield FieldViolation(field="priority", description=f"must be in [-{PRIORITY_MAX}, {PRIORITY_MAX}]")
     yield from prompt.truncation_violations(spec, card.tokens_max())
+    yield from _broken_biases(spec.sampling, card)
     yield from _broken_stops(spec.stop, card)
+
+
+def _broken_biases(sampling: inference_pb2.SamplingParams, card: ModelCard) -> Iterator[FieldViolation]:
+    field, given = "sampling.logit_bias", sampling.logit_bias
+    if len(given) > LOGIT_BIASES_MAX:
+        yield FieldViolation(field=field, description=f"at most {LOGIT_BIASES_MAX} tokens")
+        return
+    if max(given, default=0) >= card.vocab_size:
+        yield FieldViolation(field=field, description=f"each token id must be in [0, {card.vocab_size})")
+    limits = _Range(field=field, low=-LOGIT_BIAS_MAX, high=LOGIT_BIAS_MAX)
+    if not all(limits.admits(bias) for bias in given.values()):
+        yield FieldViolation(field=field, description=f"each bias {limits.rule()}")
 
 
 def _broken_stops(stop: inference_pb2.StopConditions, card: ModelCard) -> Iterator[FieldViolation]:
@@ -211,6 +236,10 @@ def _sampling(spec: inference_pb2.GenerationSpec, new_seed: Callable[[], int]) -
         min_p=asked.min_p,
         seed=asked.seed if asked.HasField("seed") else new_seed(),
         logprobs=spec.output.logprobs if spec.output.HasField("logprobs") else None,
+        presence_penalty=asked.presence_penalty,
+        frequency_penalty=asked.frequency_penalty,
+        repetition_penalty=asked.repetition_penalty if asked.HasField("repetition_penalty") else 1.0,
+        logit_bias=tuple(sorted(asked.logit_bias.items())),
     )
 
 

@@ -21,7 +21,7 @@ from kvtransfer.source_endpoint import TransferSource
 from kvtransfer.ticket import Ticket
 from prefill_worker.holds import Holds
 from service.load import WorkerLoad
-from service.orders import AttemptKey, AttemptRefused, Choice, SequenceOrder, superseded
+from service.orders import AttemptKey, AttemptRefused, SequenceOrder, superseded
 from service.reports import (
     EndCause,
     EndedReport,
@@ -328,24 +328,14 @@ def _sequence(order: SequenceOrder, chain: PrefixChain, arrived: float) -> Seque
     return Sequence(
         id=(order.key.request_id, order.key.attempt, first.index),
         tokens=list(order.token_ids),
-        sampling=_sampling(order, first),
-        twins=tuple(_sampling(order, choice) for choice in others),
+        sampling=order.sampling(first, SamplingParams),
+        twins=tuple(order.sampling(choice, SamplingParams) for choice in others),
+        prompt_tokens=order.prompt_tokens,
         stop=replace(_rules(order), length_limit=len(order.token_ids) + 1),
         arrived=arrived,
         preemptions=order.preemptions,
         scored=order.prompt_logprobs,
         chain=chain,
-    )
-
-
-def _sampling(order: SequenceOrder, choice: Choice) -> SamplingParams:
-    return SamplingParams(
-        temperature=order.temperature,
-        top_k=order.top_k,
-        top_p=order.top_p,
-        min_p=order.min_p,
-        seed=choice.seed,
-        logprobs=order.logprobs,
     )
 
 

@@ -5,9 +5,9 @@ no engine and no ticket.
 """
 
 import math
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import NamedTuple, TypeVar
 
 from crossdock.worker.v1 import worker_pb2 as pb
 from service.errors import FieldViolation, InvalidRequest
@@ -16,6 +16,12 @@ LOGPROBS_MAX = 20
 CHOICES_MAX = 16
 BEAM_WIDTH_MAX = 16
 LENGTH_PENALTY_MAX = 10.0
+PENALTY_MAX = 2
+"""Of presence and frequency, either way."""
+REPETITION_PENALTY_MAX = 2
+LOGIT_BIAS_MAX = 100
+LOGIT_BIASES_MAX = 300
+"""Tokens with a bias."""
 CACHE_SCOPE_BYTES_MAX = 64
 PRIORITY_MAX = 100
 PRIORITY_S = 5.0
@@ -25,6 +31,8 @@ PREEMPTIONS_MAX = 2
 """A request that was given up so often is promised all its blocks, and is not given up again."""
 STOP_TOKENS_MAX = 128
 REQUEST_ID_BYTES_MAX = 128
+
+_Params = TypeVar("_Params")
 
 
 class AttemptKey(NamedTuple):
@@ -79,8 +87,8 @@ class SequenceOrder:
     cache_scope: orders of one scope share cached prefixes; empty for none. preemptions: how often a worker gave the
     request up. age_ms: since it was accepted. priority: in [-PRIORITY_MAX, PRIORITY_MAX], lower first. prompt_logprobs:
     alternatives of each token of the prompt, None where nobody asks how likely these are; nothing of a prompt of which
-    somebody does comes from a cache.
-    The other fields are as in engine.sequence.SamplingParams.
+    somebody does comes from a cache. logit_bias: (token id, bias) by ascending id. The other fields are as in
+    engine.sequence.SamplingParams.
     """
 
     key: AttemptKey
@@ -101,7 +109,27 @@ class SequenceOrder:
     preemptions: int = 0
     age_ms: int = 0
     priority: int = 0
+    presence_penalty: float = 0.0
+    frequency_penalty: float = 0.0
+    repetition_penalty: float = 1.0
+    logit_bias: tuple[tuple[int, float], ...] = ()
     prompt_logprobs: int | None = None
+
+    def sampling(self, choice: Choice, make: Callable[..., _Params]) -> _Params:
+        """How the tokens of one of the choices are drawn. make: engine.sequence.SamplingParams, which is not known
+        here."""
+        return make(
+            temperature=self.temperature,
+            top_p=self.top_p,
+            top_k=self.top_k,
+            min_p=self.min_p,
+            seed=choice.seed,
+            logprobs=self.logprobs,
+            presence_penalty=self.presence_penalty,
+            frequency_penalty=self.frequency_penalty,
+            repetition_penalty=self.repetition_penalty,
+            logit_bias=self.logit_bias,
+        )
 
     def arrived(self, now: float) -> float:
         """When it counts as having come, in seconds on the clock of `now`: whoever came first goes first. What has
@@ -173,6 +201,10 @@ def to_spec(order: SequenceOrder) -> pb.SequenceSpec:
         priority=order.priority,
         prompt_logprobs=order.prompt_logprobs,
         beam=None if order.beam is None else _to_beam(order.beam),
+        presence_penalty=order.presence_penalty,
+        frequency_penalty=order.frequency_penalty,
+        repetition_penalty=order.repetition_penalty,
+        logit_bias=dict(order.logit_bias),
     )
 
 
@@ -198,6 +230,10 @@ def from_spec(spec: pb.SequenceSpec, limits: OrderLimits) -> SequenceOrder:
         priority=spec.priority,
         prompt_logprobs=spec.prompt_logprobs if spec.HasField("prompt_logprobs") else None,
         beam=_from_beam(spec.beam) if spec.HasField("beam") else None,
+        presence_penalty=spec.presence_penalty,
+        frequency_penalty=spec.frequency_penalty,
+        repetition_penalty=spec.repetition_penalty if spec.HasField("repetition_penalty") else 1.0,
+        logit_bias=tuple(sorted(spec.logit_bias.items())),
     )
     violations = _violations(order, limits)
     if violations:
@@ -248,6 +284,7 @@ def _violations(order: SequenceOrder, limits: OrderLimits) -> list[FieldViolatio
         ("priority", abs(order.priority) <= PRIORITY_MAX, f"in [-{PRIORITY_MAX}, {PRIORITY_MAX}]"),
         ("logprobs", (order.logprobs or 0) <= LOGPROBS_MAX, f"in [0, {LOGPROBS_MAX}]"),
         *_score_rules(order),
+        *_penalty_rules(order, vocab),
         *_choice_rules(order.choices),
         *_beam_rules(order, order.beam),
     )
@@ -263,6 +300,25 @@ def _score_rules(order: SequenceOrder) -> tuple[tuple[str, bool, str], ...]:
         ("prompt_logprobs", order.prompt_logprobs <= LOGPROBS_MAX, f"in [0, {LOGPROBS_MAX}]"),
         ("prompt_logprobs", order.beam is None, "not of a search"),
         ("prompt_logprobs", at_its_end, "only before the first token"),
+    )
+
+
+def _penalty_rules(order: SequenceOrder, vocab: int) -> tuple[tuple[str, bool, str], ...]:
+    either_way = f"in [-{PENALTY_MAX}, {PENALTY_MAX}]"
+    repetition = _within(order.repetition_penalty, 0.0, REPETITION_PENALTY_MAX)
+    biases_within = all(_within(bias, -LOGIT_BIAS_MAX, LOGIT_BIAS_MAX) for _, bias in order.logit_bias)
+    ids_within = all(token < vocab for token, _ in order.logit_bias)
+    return (
+        ("presence_penalty", _within(order.presence_penalty, -PENALTY_MAX, PENALTY_MAX), either_way),
+        ("frequency_penalty", _within(order.frequency_penalty, -PENALTY_MAX, PENALTY_MAX), either_way),
+        (
+            "repetition_penalty",
+            repetition and order.repetition_penalty > 0,
+            f"in (0, {REPETITION_PENALTY_MAX}]",
+        ),
+        ("logit_bias", len(order.logit_bias) <= LOGIT_BIASES_MAX, f"at most {LOGIT_BIASES_MAX} tokens"),
+        ("logit_bias", ids_within, f"token ids in [0, {vocab})"),
+        ("logit_bias", biases_within, f"biases in [-{LOGIT_BIAS_MAX}, {LOGIT_BIAS_MAX}]"),
     )
 
 
@@ -284,6 +340,10 @@ def _beam_rules(order: SequenceOrder, beam: Beam | None) -> tuple[tuple[str, boo
         ("beam.length_penalty", penalty, f"in [-{LENGTH_PENALTY_MAX}, {LENGTH_PENALTY_MAX}]"),
         ("choices", len(order.choices) <= beam.width, "at most beam.width"),
         ("token_ids", len(order.token_ids) == order.prompt_tokens, "a search begins at the prompt's end"),
+        ("presence_penalty", order.presence_penalty == 0, "not with a beam search"),
+        ("frequency_penalty", order.frequency_penalty == 0, "not with a beam search"),
+        ("repetition_penalty", order.repetition_penalty == 1, "not with a beam search"),
+        ("logit_bias", not order.logit_bias, "not with a beam search"),
     )
 
 

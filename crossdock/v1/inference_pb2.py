@@ -24,13 +24,15 @@ _sym_db = _symbol_database.Default()
 
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1c\x63rossdock/v1/inference.proto\x12\x0c\x63rossdock.v1\"=\n\x0fGenerateRequest\x12*\n\x04spec\x18\x01 \x01(\x0b\x32\x1c.crossdock.v1.GenerationSpec\"C\n\x15GenerateStreamRequest\x12*\n\x04spec\x18\x01 \x01(\x0b\x32\x1c.crossdock.v1.GenerationSpec\"\x93\x03\n\x0eGenerationSpec\x12\r\n\x05model\x18\x01 \x01(\t\x12\x0e\n\x04text\x18\x02 \x01(\tH\x00\x12+\n\ttoken_ids\x18\x03 \x01(\x0b\x32\x16.crossdock.v1.TokenIdsH\x00\x12(\n\x04\x63hat\x18\x04 \x01(\x0b\x32\x18.crossdock.v1.ChatPromptH\x00\x12.\n\x08sampling\x18\x05 \x01(\x0b\x32\x1c.crossdock.v1.SamplingParams\x12*\n\x04stop\x18\x06 \x01(\x0b\x32\x1c.crossdock.v1.StopConditions\x12+\n\x06output\x18\x07 \x01(\x0b\x32\x1b.crossdock.v1.OutputOptions\x12\x12\n\nrequest_id\x18\x08 \x01(\t\x12\x12\n\ncache_salt\x18\t \x01(\t\x12\x10\n\x08priority\x18\n \x01(\x11\x12#\n\x16truncate_prompt_tokens\x18\x0c \x01(\x05H\x01\x88\x01\x01\x42\x08\n\x06promptB\x19\n\x17_truncate_prompt_tokens\"\x17\n\x08TokenIds\x12\x0b\n\x03ids\x18\x01 \x03(\r\"w\n\nChatPrompt\x12+\n\x08messages\x18\x01 \x03(\x0b\x32\x19.crossdock.v1.ChatMessage\x12\"\n\x15\x61\x64\x64_generation_prompt\x18\x02 \x01(\x08H\x00\x88\x01\x01\x42\x18\n\x16_add_generation_prompt\",\n\x0b\x43hatMessage\x12\x0c\n\x04role\x18\x01 \x01(\t\x12\x0f\n\x07\x63ontent\x18\x02 \x01(\t\"\xc0\x03\n\x0eSamplingParams\x12\x18\n\x0btemperature\x18\x01 \x01(\x01H\x00\x88\x01\x01\x12\x12\n\x05top_p\x18\x02 \x01(\x01H\x01\x88\x01\x01\x12\x12\n\x05top_k\x18\x03 \x01(\x05H\x02\x88\x01\x01\x12\x12\n\x05min_p\x18\x04 \x01(\x01H\x03\x88\x01\x01\x12\x11\n\x04seed\x18\x05 \x01(\x03H\x04\x88\x01\x01\x12\x17\n\nmax_tokens\x18\x06 \x01(\x05H\x05\x88\x01\x01\x12\x17\n\nmin_tokens\x18\x07 \x01(\x05H\x06\x88\x01\x01\x12\x0e\n\x01n\x18\x08 \x01(\x05H\x07\x88\x01\x01\x12\x14\n\x07\x62\x65st_of\x18\t \x01(\x05H\x08\x88\x01\x01\x12\x17\n\nbeam_width\x18\n \x01(\x05H\t\x88\x01\x01\x12\x1b\n\x0elength_penalty\x18\x0b \x01(\x01H\n\x88\x01\x01\x12\x1b\n\x0e\x65\x61rly_stopping\x18\x0c \x01(\x08H\x0b\x88\x01\x01\x42\x0e\n\x0c_temperatureB\x08\n\x06_top_pB\x08\n\x06_top_kB\x08\n\x06_min_pB\x07\n\x05_seedB\r\n\x0b_max_tokensB\r\n\x0b_min_tokensB\x04\n\x02_nB\n\n\x08_best_ofB\r\n\x0b_beam_widthB\x11\n\x0f_length_penaltyB\x11\n\x0f_early_stopping\"e\n\x0eStopConditions\x12\x0f\n\x07strings\x18\x01 \x03(\t\x12\x11\n\ttoken_ids\x18\x02 \x03(\r\x12\x12\n\nignore_eos\x18\x03 \x01(\x08\x12\x1b\n\x13include_stop_string\x18\x04 \x01(\x08\"\x85\x01\n\rOutputOptions\x12\x15\n\x08logprobs\x18\x01 \x01(\x05H\x00\x88\x01\x01\x12\x1e\n\x16include_special_tokens\x18\x02 \x01(\x08\x12\x1c\n\x0fprompt_logprobs\x18\x03 \x01(\x05H\x01\x88\x01\x01\x42\x0b\n\t_logprobsB\x12\n\x10_prompt_logprobs\"\xa8\x01\n\x10GenerateResponse\x12\x12\n\nrequest_id\x18\x01 \x01(\t\x12-\n\x0bprompt_info\x18\x02 \x01(\x0b\x32\x18.crossdock.v1.PromptInfo\x12-\n\x07outputs\x18\x03 \x03(\x0b\x32\x1c.crossdock.v1.SequenceOutput\x12\"\n\x05usage\x18\x04 \x01(\x0b\x32\x13.crossdock.v1.Usage\"\x90\x01\n\x0eSequenceOutput\x12\r\n\x05index\x18\x01 \x01(\r\x12\x0c\n\x04text\x18\x02 \x01(\t\x12\x11\n\ttoken_ids\x18\x03 \x03(\r\x12(\n\x08logprobs\x18\x04 \x01(\x0b\x32\x16.crossdock.v1.Logprobs\x12$\n\x06\x66inish\x18\x05 \x01(\x0b\x32\x14.crossdock.v1.Finish\"\x98\x01\n\x16GenerateStreamResponse\x12+\n\x06\x64\x65ltas\x18\x01 \x03(\x0b\x32\x1b.crossdock.v1.SequenceDelta\x12-\n\x0bprompt_info\x18\x02 \x01(\x0b\x32\x18.crossdock.v1.PromptInfo\x12\"\n\x05usage\x18\x03 \x01(\x0b\x32\x13.crossdock.v1.Usage\"\xa7\x01\n\rSequenceDelta\x12\r\n\x05index\x18\x01 \x01(\r\x12\x0c\n\x04text\x18\x02 \x01(\t\x12\x11\n\ttoken_ids\x18\x03 \x03(\r\x12(\n\x08logprobs\x18\x04 \x01(\x0b\x32\x16.crossdock.v1.Logprobs\x12$\n\x06\x66inish\x18\x05 \x01(\x0b\x32\x14.crossdock.v1.Finish\x12\x16\n\x0e\x66irst_position\x18\x06 \x01(\r\"\xa6\x01\n\nPromptInfo\x12\x15\n\rprompt_tokens\x18\x01 \x01(\r\x12\x15\n\rcached_tokens\x18\x02 \x01(\r\x12\x0c\n\x04seed\x18\x03 \x01(\x03\x12\x14\n\x0c\x63hoice_seeds\x18\x04 \x03(\x03\x12/\n\x0fprompt_logprobs\x18\x05 \x01(\x0b\x32\x16.crossdock.v1.Logprobs\x12\x15\n\ttoken_ids\x18\x06 \x03(\rB\x02\x10\x01\"n\n\x08Logprobs\x12\x1a\n\x0etoken_logprobs\x18\x01 \x03(\x02\x42\x02\x10\x01\x12\x11\n\ttop_count\x18\x02 \x01(\r\x12\x19\n\rtop_token_ids\x18\x03 \x03(\rB\x02\x10\x01\x12\x18\n\x0ctop_logprobs\x18\x04 \x03(\x02\x42\x02\x10\x01\"\x87\x01\n\x06\x46inish\x12*\n\x06reason\x18\x01 \x01(\x0e\x32\x1a.crossdock.v1.FinishReason\x12\x16\n\x0c\x65os_token_id\x18\x02 \x01(\rH\x00\x12\x17\n\rstop_token_id\x18\x03 \x01(\rH\x00\x12\x15\n\x0bstop_string\x18\x04 \x01(\tH\x00\x42\t\n\x07matched\"P\n\x05Usage\x12\x15\n\rprompt_tokens\x18\x01 \x01(\r\x12\x19\n\x11\x63ompletion_tokens\x18\x02 \x01(\r\x12\x15\n\rcached_tokens\x18\x03 \x01(\r\"c\n\x0fTokenizeRequest\x12\r\n\x05model\x18\x01 \x01(\t\x12\x0e\n\x04text\x18\x02 \x01(\tH\x00\x12(\n\x04\x63hat\x18\x03 \x01(\x0b\x32\x18.crossdock.v1.ChatPromptH\x00\x42\x07\n\x05input\"<\n\x10TokenizeResponse\x12\x11\n\ttoken_ids\x18\x01 \x03(\r\x12\x15\n\rmax_model_len\x18\x02 \x01(\r\"U\n\x11\x44\x65tokenizeRequest\x12\r\n\x05model\x18\x01 \x01(\t\x12\x11\n\ttoken_ids\x18\x02 \x03(\r\x12\x1e\n\x16include_special_tokens\x18\x03 \x01(\x08\"\"\n\x12\x44\x65tokenizeResponse\x12\x0c\n\x04text\x18\x01 \x01(\t\"\x13\n\x11ListModelsRequest\"9\n\x12ListModelsResponse\x12#\n\x06models\x18\x01 \x03(\x0b\x32\x13.crossdock.v1.Model\"g\n\x05Model\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x15\n\rmax_model_len\x18\x02 \x01(\r\x12\x12\n\nvocab_size\x18\x03 \x01(\r\x12\x15\n\reos_token_ids\x18\x04 \x03(\r\x12\x0e\n\x06\x64igest\x18\x05 \x01(\t*_\n\x0c\x46inishReason\x12\x1d\n\x19\x46INISH_REASON_UNSPECIFIED\x10\x00\x12\x16\n\x12\x46INISH_REASON_STOP\x10\x01\x12\x18\n\x14\x46INISH_REASON_LENGTH\x10\x02\x32\xa9\x03\n\x10InferenceService\x12I\n\x08Generate\x12\x1d.crossdock.v1.GenerateRequest\x1a\x1e.crossdock.v1.GenerateResponse\x12]\n\x0eGenerateStream\x12#.crossdock.v1.GenerateStreamRequest\x1a$.crossdock.v1.GenerateStreamResponse0\x01\x12I\n\x08Tokenize\x12\x1d.crossdock.v1.TokenizeRequest\x1a\x1e.crossdock.v1.TokenizeResponse\x12O\n\nDetokenize\x12\x1f.crossdock.v1.DetokenizeRequest\x1a .crossdock.v1.DetokenizeResponse\x12O\n\nListModels\x12\x1f.crossdock.v1.ListModelsRequest\x1a .crossdock.v1.ListModelsResponseb\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1c\x63rossdock/v1/inference.proto\x12\x0c\x63rossdock.v1\"=\n\x0fGenerateRequest\x12*\n\x04spec\x18\x01 \x01(\x0b\x32\x1c.crossdock.v1.GenerationSpec\"C\n\x15GenerateStreamRequest\x12*\n\x04spec\x18\x01 \x01(\x0b\x32\x1c.crossdock.v1.GenerationSpec\"\x93\x03\n\x0eGenerationSpec\x12\r\n\x05model\x18\x01 \x01(\t\x12\x0e\n\x04text\x18\x02 \x01(\tH\x00\x12+\n\ttoken_ids\x18\x03 \x01(\x0b\x32\x16.crossdock.v1.TokenIdsH\x00\x12(\n\x04\x63hat\x18\x04 \x01(\x0b\x32\x18.crossdock.v1.ChatPromptH\x00\x12.\n\x08sampling\x18\x05 \x01(\x0b\x32\x1c.crossdock.v1.SamplingParams\x12*\n\x04stop\x18\x06 \x01(\x0b\x32\x1c.crossdock.v1.StopConditions\x12+\n\x06output\x18\x07 \x01(\x0b\x32\x1b.crossdock.v1.OutputOptions\x12\x12\n\nrequest_id\x18\x08 \x01(\t\x12\x12\n\ncache_salt\x18\t \x01(\t\x12\x10\n\x08priority\x18\n \x01(\x11\x12#\n\x16truncate_prompt_tokens\x18\x0c \x01(\x05H\x01\x88\x01\x01\x42\x08\n\x06promptB\x19\n\x17_truncate_prompt_tokens\"\x17\n\x08TokenIds\x12\x0b\n\x03ids\x18\x01 \x03(\r\"w\n\nChatPrompt\x12+\n\x08messages\x18\x01 \x03(\x0b\x32\x19.crossdock.v1.ChatMessage\x12\"\n\x15\x61\x64\x64_generation_prompt\x18\x02 \x01(\x08H\x00\x88\x01\x01\x42\x18\n\x16_add_generation_prompt\",\n\x0b\x43hatMessage\x12\x0c\n\x04role\x18\x01 \x01(\t\x12\x0f\n\x07\x63ontent\x18\x02 \x01(\t\"\xd5\x05\n\x0eSamplingParams\x12\x18\n\x0btemperature\x18\x01 \x01(\x01H\x00\x88\x01\x01\x12\x12\n\x05top_p\x18\x02 \x01(\x01H\x01\x88\x01\x01\x12\x12\n\x05top_k\x18\x03 \x01(\x05H\x02\x88\x01\x01\x12\x12\n\x05min_p\x18\x04 \x01(\x01H\x03\x88\x01\x01\x12\x11\n\x04seed\x18\x05 \x01(\x03H\x04\x88\x01\x01\x12\x17\n\nmax_tokens\x18\x06 \x01(\x05H\x05\x88\x01\x01\x12\x17\n\nmin_tokens\x18\x07 \x01(\x05H\x06\x88\x01\x01\x12\x0e\n\x01n\x18\x08 \x01(\x05H\x07\x88\x01\x01\x12\x14\n\x07\x62\x65st_of\x18\t \x01(\x05H\x08\x88\x01\x01\x12\x17\n\nbeam_width\x18\n \x01(\x05H\t\x88\x01\x01\x12\x1b\n\x0elength_penalty\x18\x0b \x01(\x01H\n\x88\x01\x01\x12\x1b\n\x0e\x65\x61rly_stopping\x18\x0c \x01(\x08H\x0b\x88\x01\x01\x12\x1d\n\x10presence_penalty\x18\r \x01(\x01H\x0c\x88\x01\x01\x12\x1e\n\x11\x66requency_penalty\x18\x0e \x01(\x01H\r\x88\x01\x01\x12\x1f\n\x12repetition_penalty\x18\x0f \x01(\x01H\x0e\x88\x01\x01\x12?\n\nlogit_bias\x18\x10 \x03(\x0b\x32+.crossdock.v1.SamplingParams.LogitBiasEntry\x1a\x30\n\x0eLogitBiasEntry\x12\x0b\n\x03key\x18\x01 \x01(\r\x12\r\n\x05value\x18\x02 \x01(\x02:\x02\x38\x01\x42\x0e\n\x0c_temperatureB\x08\n\x06_top_pB\x08\n\x06_top_kB\x08\n\x06_min_pB\x07\n\x05_seedB\r\n\x0b_max_tokensB\r\n\x0b_min_tokensB\x04\n\x02_nB\n\n\x08_best_ofB\r\n\x0b_beam_widthB\x11\n\x0f_length_penaltyB\x11\n\x0f_early_stoppingB\x13\n\x11_presence_penaltyB\x14\n\x12_frequency_penaltyB\x15\n\x13_repetition_penalty\"e\n\x0eStopConditions\x12\x0f\n\x07strings\x18\x01 \x03(\t\x12\x11\n\ttoken_ids\x18\x02 \x03(\r\x12\x12\n\nignore_eos\x18\x03 \x01(\x08\x12\x1b\n\x13include_stop_string\x18\x04 \x01(\x08\"\x85\x01\n\rOutputOptions\x12\x15\n\x08logprobs\x18\x01 \x01(\x05H\x00\x88\x01\x01\x12\x1e\n\x16include_special_tokens\x18\x02 \x01(\x08\x12\x1c\n\x0fprompt_logprobs\x18\x03 \x01(\x05H\x01\x88\x01\x01\x42\x0b\n\t_logprobsB\x12\n\x10_prompt_logprobs\"\xa8\x01\n\x10GenerateResponse\x12\x12\n\nrequest_id\x18\x01 \x01(\t\x12-\n\x0bprompt_info\x18\x02 \x01(\x0b\x32\x18.crossdock.v1.PromptInfo\x12-\n\x07outputs\x18\x03 \x03(\x0b\x32\x1c.crossdock.v1.SequenceOutput\x12\"\n\x05usage\x18\x04 \x01(\x0b\x32\x13.crossdock.v1.Usage\"\x90\x01\n\x0eSequenceOutput\x12\r\n\x05index\x18\x01 \x01(\r\x12\x0c\n\x04text\x18\x02 \x01(\t\x12\x11\n\ttoken_ids\x18\x03 \x03(\r\x12(\n\x08logprobs\x18\x04 \x01(\x0b\x32\x16.crossdock.v1.Logprobs\x12$\n\x06\x66inish\x18\x05 \x01(\x0b\x32\x14.crossdock.v1.Finish\"\x98\x01\n\x16GenerateStreamResponse\x12+\n\x06\x64\x65ltas\x18\x01 \x03(\x0b\x32\x1b.crossdock.v1.SequenceDelta\x12-\n\x0bprompt_info\x18\x02 \x01(\x0b\x32\x18.crossdock.v1.PromptInfo\x12\"\n\x05usage\x18\x03 \x01(\x0b\x32\x13.crossdock.v1.Usage\"\xa7\x01\n\rSequenceDelta\x12\r\n\x05index\x18\x01 \x01(\r\x12\x0c\n\x04text\x18\x02 \x01(\t\x12\x11\n\ttoken_ids\x18\x03 \x03(\r\x12(\n\x08logprobs\x18\x04 \x01(\x0b\x32\x16.crossdock.v1.Logprobs\x12$\n\x06\x66inish\x18\x05 \x01(\x0b\x32\x14.crossdock.v1.Finish\x12\x16\n\x0e\x66irst_position\x18\x06 \x01(\r\"\xa6\x01\n\nPromptInfo\x12\x15\n\rprompt_tokens\x18\x01 \x01(\r\x12\x15\n\rcached_tokens\x18\x02 \x01(\r\x12\x0c\n\x04seed\x18\x03 \x01(\x03\x12\x14\n\x0c\x63hoice_seeds\x18\x04 \x03(\x03\x12/\n\x0fprompt_logprobs\x18\x05 \x01(\x0b\x32\x16.crossdock.v1.Logprobs\x12\x15\n\ttoken_ids\x18\x06 \x03(\rB\x02\x10\x01\"n\n\x08Logprobs\x12\x1a\n\x0etoken_logprobs\x18\x01 \x03(\x02\x42\x02\x10\x01\x12\x11\n\ttop_count\x18\x02 \x01(\r\x12\x19\n\rtop_token_ids\x18\x03 \x03(\rB\x02\x10\x01\x12\x18\n\x0ctop_logprobs\x18\x04 \x03(\x02\x42\x02\x10\x01\"\x87\x01\n\x06\x46inish\x12*\n\x06reason\x18\x01 \x01(\x0e\x32\x1a.crossdock.v1.FinishReason\x12\x16\n\x0c\x65os_token_id\x18\x02 \x01(\rH\x00\x12\x17\n\rstop_token_id\x18\x03 \x01(\rH\x00\x12\x15\n\x0bstop_string\x18\x04 \x01(\tH\x00\x42\t\n\x07matched\"P\n\x05Usage\x12\x15\n\rprompt_tokens\x18\x01 \x01(\r\x12\x19\n\x11\x63ompletion_tokens\x18\x02 \x01(\r\x12\x15\n\rcached_tokens\x18\x03 \x01(\r\"\x9b\x01\n\x0fTokenizeRequest\x12\r\n\x05model\x18\x01 \x01(\t\x12\x0e\n\x04text\x18\x02 \x01(\tH\x00\x12(\n\x04\x63hat\x18\x03 \x01(\x0b\x32\x18.crossdock.v1.ChatPromptH\x00\x12\x1f\n\x12\x61\x64\x64_special_tokens\x18\x04 \x01(\x08H\x01\x88\x01\x01\x42\x07\n\x05inputB\x15\n\x13_add_special_tokens\"<\n\x10TokenizeResponse\x12\x11\n\ttoken_ids\x18\x01 \x03(\r\x12\x15\n\rmax_model_len\x18\x02 \x01(\r\"U\n\x11\x44\x65tokenizeRequest\x12\r\n\x05model\x18\x01 \x01(\t\x12\x11\n\ttoken_ids\x18\x02 \x03(\r\x12\x1e\n\x16include_special_tokens\x18\x03 \x01(\x08\"\"\n\x12\x44\x65tokenizeResponse\x12\x0c\n\x04text\x18\x01 \x01(\t\"\x13\n\x11ListModelsRequest\"9\n\x12ListModelsResponse\x12#\n\x06models\x18\x01 \x03(\x0b\x32\x13.crossdock.v1.Model\"g\n\x05Model\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x15\n\rmax_model_len\x18\x02 \x01(\r\x12\x12\n\nvocab_size\x18\x03 \x01(\r\x12\x15\n\reos_token_ids\x18\x04 \x03(\r\x12\x0e\n\x06\x64igest\x18\x05 \x01(\t*_\n\x0c\x46inishReason\x12\x1d\n\x19\x46INISH_REASON_UNSPECIFIED\x10\x00\x12\x16\n\x12\x46INISH_REASON_STOP\x10\x01\x12\x18\n\x14\x46INISH_REASON_LENGTH\x10\x02\x32\xa9\x03\n\x10InferenceService\x12I\n\x08Generate\x12\x1d.crossdock.v1.GenerateRequest\x1a\x1e.crossdock.v1.GenerateResponse\x12]\n\x0eGenerateStream\x12#.crossdock.v1.GenerateStreamRequest\x1a$.crossdock.v1.GenerateStreamResponse0\x01\x12I\n\x08Tokenize\x12\x1d.crossdock.v1.TokenizeRequest\x1a\x1e.crossdock.v1.TokenizeResponse\x12O\n\nDetokenize\x12\x1f.crossdock.v1.DetokenizeRequest\x1a .crossdock.v1.DetokenizeResponse\x12O\n\nListModels\x12\x1f.crossdock.v1.ListModelsRequest\x1a .crossdock.v1.ListModelsResponseb\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
 _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'crossdock.v1.inference_pb2', _globals)
 if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
+  _globals['_SAMPLINGPARAMS_LOGITBIASENTRY']._loaded_options = None
+  _globals['_SAMPLINGPARAMS_LOGITBIASENTRY']._serialized_options = b'8\001'
   _globals['_PROMPTINFO'].fields_by_name['token_ids']._loaded_options = None
   _globals['_PROMPTINFO'].fields_by_name['token_ids']._serialized_options = b'\020\001'
   _globals['_LOGPROBS'].fields_by_name['token_logprobs']._loaded_options = None
@@ -39,8 +41,8 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_LOGPROBS'].fields_by_name['top_token_ids']._serialized_options = b'\020\001'
   _globals['_LOGPROBS'].fields_by_name['top_logprobs']._loaded_options = None
   _globals['_LOGPROBS'].fields_by_name['top_logprobs']._serialized_options = b'\020\001'
-  _globals['_FINISHREASON']._serialized_start=3081
-  _globals['_FINISHREASON']._serialized_end=3176
+  _globals['_FINISHREASON']._serialized_start=3415
+  _globals['_FINISHREASON']._serialized_end=3510
   _globals['_GENERATEREQUEST']._serialized_start=46
   _globals['_GENERATEREQUEST']._serialized_end=107
   _globals['_GENERATESTREAMREQUEST']._serialized_start=109
@@ -54,41 +56,43 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_CHATMESSAGE']._serialized_start=730
   _globals['_CHATMESSAGE']._serialized_end=774
   _globals['_SAMPLINGPARAMS']._serialized_start=777
-  _globals['_SAMPLINGPARAMS']._serialized_end=1225
-  _globals['_STOPCONDITIONS']._serialized_start=1227
-  _globals['_STOPCONDITIONS']._serialized_end=1328
-  _globals['_OUTPUTOPTIONS']._serialized_start=1331
-  _globals['_OUTPUTOPTIONS']._serialized_end=1464
-  _globals['_GENERATERESPONSE']._serialized_start=1467
-  _globals['_GENERATERESPONSE']._serialized_end=1635
-  _globals['_SEQUENCEOUTPUT']._serialized_start=1638
-  _globals['_SEQUENCEOUTPUT']._serialized_end=1782
-  _globals['_GENERATESTREAMRESPONSE']._serialized_start=1785
-  _globals['_GENERATESTREAMRESPONSE']._serialized_end=1937
-  _globals['_SEQUENCEDELTA']._serialized_start=1940
-  _globals['_SEQUENCEDELTA']._serialized_end=2107
-  _globals['_PROMPTINFO']._serialized_start=2110
-  _globals['_PROMPTINFO']._serialized_end=2276
-  _globals['_LOGPROBS']._serialized_start=2278
-  _globals['_LOGPROBS']._serialized_end=2388
-  _globals['_FINISH']._serialized_start=2391
-  _globals['_FINISH']._serialized_end=2526
-  _globals['_USAGE']._serialized_start=2528
-  _globals['_USAGE']._serialized_end=2608
-  _globals['_TOKENIZEREQUEST']._serialized_start=2610
-  _globals['_TOKENIZEREQUEST']._serialized_end=2709
-  _globals['_TOKENIZERESPONSE']._serialized_start=2711
-  _globals['_TOKENIZERESPONSE']._serialized_end=2771
-  _globals['_DETOKENIZEREQUEST']._serialized_start=2773
-  _globals['_DETOKENIZEREQUEST']._serialized_end=2858
-  _globals['_DETOKENIZERESPONSE']._serialized_start=2860
-  _globals['_DETOKENIZERESPONSE']._serialized_end=2894
-  _globals['_LISTMODELSREQUEST']._serialized_start=2896
-  _globals['_LISTMODELSREQUEST']._serialized_end=2915
-  _globals['_LISTMODELSRESPONSE']._serialized_start=2917
-  _globals['_LISTMODELSRESPONSE']._serialized_end=2974
-  _globals['_MODEL']._serialized_start=2976
-  _globals['_MODEL']._serialized_end=3079
-  _globals['_INFERENCESERVICE']._serialized_start=3179
-  _globals['_INFERENCESERVICE']._serialized_end=3604
+  _globals['_SAMPLINGPARAMS']._serialized_end=1502
+  _globals['_SAMPLINGPARAMS_LOGITBIASENTRY']._serialized_start=1232
+  _globals['_SAMPLINGPARAMS_LOGITBIASENTRY']._serialized_end=1280
+  _globals['_STOPCONDITIONS']._serialized_start=1504
+  _globals['_STOPCONDITIONS']._serialized_end=1605
+  _globals['_OUTPUTOPTIONS']._serialized_start=1608
+  _globals['_OUTPUTOPTIONS']._serialized_end=1741
+  _globals['_GENERATERESPONSE']._serialized_start=1744
+  _globals['_GENERATERESPONSE']._serialized_end=1912
+  _globals['_SEQUENCEOUTPUT']._serialized_start=1915
+  _globals['_SEQUENCEOUTPUT']._serialized_end=2059
+  _globals['_GENERATESTREAMRESPONSE']._serialized_start=2062
+  _globals['_GENERATESTREAMRESPONSE']._serialized_end=2214
+  _globals['_SEQUENCEDELTA']._serialized_start=2217
+  _globals['_SEQUENCEDELTA']._serialized_end=2384
+  _globals['_PROMPTINFO']._serialized_start=2387
+  _globals['_PROMPTINFO']._serialized_end=2553
+  _globals['_LOGPROBS']._serialized_start=2555
+  _globals['_LOGPROBS']._serialized_end=2665
+  _globals['_FINISH']._serialized_start=2668
+  _globals['_FINISH']._serialized_end=2803
+  _globals['_USAGE']._serialized_start=2805
+  _globals['_USAGE']._serialized_end=2885
+  _globals['_TOKENIZEREQUEST']._serialized_start=2888
+  _globals['_TOKENIZEREQUEST']._serialized_end=3043
+  _globals['_TOKENIZERESPONSE']._serialized_start=3045
+  _globals['_TOKENIZERESPONSE']._serialized_end=3105
+  _globals['_DETOKENIZEREQUEST']._serialized_start=3107
+  _globals['_DETOKENIZEREQUEST']._serialized_end=3192
+  _globals['_DETOKENIZERESPONSE']._serialized_start=3194
+  _globals['_DETOKENIZERESPONSE']._serialized_end=3228
+  _globals['_LISTMODELSREQUEST']._serialized_start=3230
+  _globals['_LISTMODELSREQUEST']._serialized_end=3249
+  _globals['_LISTMODELSRESPONSE']._serialized_start=3251
+  _globals['_LISTMODELSRESPONSE']._serialized_end=3308
+  _globals['_MODEL']._serialized_start=3310
+  _globals['_MODEL']._serialized_end=3413
+  _globals['_INFERENCESERVICE']._serialized_start=3513
+  _globals['_INFERENCESERVICE']._serialized_end=3938
 # @@protoc_insertion_point(module_scope)

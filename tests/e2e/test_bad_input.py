@@ -48,6 +48,12 @@ NUMBERS = [
     ("max_tokens", f"[1, {LENGTH}]", [0, -1, LENGTH + 1, 2**31 - 1, -(2**31)]),
     ("min_tokens", f"[0, {LENGTH}]", [-1, LENGTH + 1, 2**31 - 1]),
     ("n", "must be in [1, 16]", [0, -1, 17, 2**31 - 1]),
+    ("presence_penalty", "[-2, 2]", [-2.1, 2.1, math.nan, math.inf]),
+    ("frequency_penalty", "[-2, 2]", [-2.1, 2.1, math.nan, -math.inf]),
+    ("repetition_penalty", "(0, 2]", [0, -1, 2.1, math.nan, math.inf]),
+    ("logit_bias", "at most 300", [dict.fromkeys(range(301), 1), dict.fromkeys(range(200_000), math.nan)]),
+    ("logit_bias", f"[0, {VOCAB})", [{VOCAB: 1}, {2**32 - 1: 1}]),
+    ("logit_bias", "[-100, 100]", [{5: 100.1}, {5: math.nan}, {5: -math.inf}]),
 ]
 # What is asked, the field that is named, and how its limit is put.
 INVALID_SPECS = [
@@ -92,6 +98,12 @@ SERVED_SPECS = [
     *(sampling(temperature=value, seed=1) for value in (SMALLEST, 1e-300, 1e-40, 2)),
     *(sampling(temperature=1, top_p=value) for value in (SMALLEST, 1e-40)),
     sampling(temperature=2, min_p=1, top_p=SMALLEST, top_k=1),
+    *(sampling(repetition_penalty=value, temperature=1, seed=1) for value in (SMALLEST, 2)),
+    *(
+        sampling(presence_penalty=value, frequency_penalty=value, logit_bias={VOCAB - 1: 50 * value})
+        for value in (-2, 2)
+    ),
+    sampling(logit_bias=dict.fromkeys(range(300), -100)),
     *(sampling(temperature=1, top_k=value) for value in (0, 1, VOCAB)),
     *(sampling(temperature=1, seed=value) for value in (2**63 - 1, -(2**63))),
     spec([0]),

@@ -17,7 +17,8 @@ from tests.e2e.test_kills import kill, ready, some_tokens
 GOLDEN = Path(__file__).parents[1] / "data" / "golden_smollm2_beams_fp32.jsonl"
 PROMPT = tokens_of(3, 150)
 SEED = 77
-SAMPLED = {"temperature": 0.9, "top_p": 0.95}
+PENALTIES = {"presence_penalty": 0.5, "frequency_penalty": 0.4, "repetition_penalty": 1.1}
+SAMPLED = {"temperature": 0.9, "top_p": 0.95, **PENALTIES}
 HOW = Generation(**SAMPLED, max_tokens=20, seed=SEED, ignore_eos=True, logprobs=2, cache_salt="alone")
 
 

@@ -20,11 +20,14 @@ WITH_ALL = inference_pb2.OutputOptions(logprobs=2, prompt_logprobs=1)
 
 
 def wanted(number):
-    """Greedy and seeded in turn; prompts of several chunks among them."""
+    """Greedy and seeded in turn, every other pair with penalties; prompts of several chunks among them."""
     dice = random.Random(number)
     sampling = {"max_tokens": dice.randrange(8, 40)}
     if number % 2:
         sampling |= {"temperature": 0.8, "top_p": 0.95, "seed": number}
+    if number % 4 < 2:
+        sampling |= {"repetition_penalty": 1.2, "presence_penalty": 0.7, "frequency_penalty": -0.6}
+        sampling |= {"logit_bias": {28: 2.5, 30: -100}}
     prompt = tokens_of(number, dice.choice((5, 40, 130, 400)))
     return spec(prompt, sampling=sampling, stop=NO_EOS, output=WITH_ALL if number % 4 < 2 else WITH_LOGPROBS)
 

@@ -16,7 +16,18 @@ from tests.fakes.forcing_policy import Forcing
 
 GREEDY = SamplingParams(logprobs=3)
 WISHES = EngineWishes(model=resolve_model("smollm2-135m-instruct"), max_model_len=512, num_blocks=256)
-SEEDED = SamplingParams(temperature=0.9, top_p=0.9, top_k=40, min_p=0.01, seed=123, logprobs=3)
+SEEDED = SamplingParams(
+    temperature=0.9,
+    top_p=0.9,
+    top_k=40,
+    min_p=0.01,
+    seed=123,
+    logprobs=3,
+    presence_penalty=0.6,
+    frequency_penalty=-0.8,
+    repetition_penalty=1.1,
+    logit_bias=((28, 3.0), (30, -100.0)),
+)
 
 
 def tokens_of(seed, length):
@@ -71,6 +82,7 @@ def sequence_of(name, length, count, sampling):
     return Sequence(
         id=(name, 1, 0),
         tokens=prompt,
+        prompt_tokens=length,
         sampling=sampling,
         stop=StopRules(length_limit=length + count),
         arrived=0.0,

@@ -15,6 +15,7 @@ from transformers.generation.logits_process import (
     TopPLogitsWarper,
 )
 
+from engine.adjustments import adjustments_of
 from engine.distribution import Distribution, filtered
 from engine.errors import EngineError, NonFiniteLogits
 from engine.noise import philox4x32, uniform
@@ -86,6 +87,10 @@ def test_each_of_seed_and_position_changes_the_draw(changed):
 
 # --- exactness in any company
 
+ADJUSTMENTS = adjustments_of(
+    range(60), 40, presence=0.5, frequency=1.0, repetition=1.4, biases=((7, 3.0), (VOCAB - 1, -9.0))
+)
+
 MIXED = [
     row(3, temperature=0.7, seed=1, logprobs=3),
     row(3, temperature=0.7, seed=2, logprobs=3),
@@ -94,6 +99,8 @@ MIXED = [
     row(1, temperature=0.4, seed=4, min_p=0.05, banned=frozenset({1, 5})),
     row(2, logprobs=5),
     row(2, banned=frozenset(range(100))),
+    row(2)._replace(adjustments=ADJUSTMENTS),
+    row(60, temperature=0.9, seed=6, logprobs=1)._replace(adjustments=ADJUSTMENTS),
     row(4, temperature=2.0, seed=5, top_k=900, top_p=0.8, min_p=0.01, logprobs=8),
 ]
 

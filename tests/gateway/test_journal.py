@@ -100,6 +100,22 @@ def test_what_cannot_be_is_refused_and_changes_nothing(wrong):
     assert journal.take(report(3, 1, TokenEnd.LENGTH)).end is EndReason.LENGTH
 
 
+def test_every_attempt_has_the_penalties_and_knows_where_the_answer_begins():
+    asked = {
+        "presence_penalty": 0.5,
+        "frequency_penalty": -0.5,
+        "repetition_penalty": 1.5,
+        "logit_bias": ((5, -1.0),),
+    }
+    journal = Journal(make_request((5, 6), 7, **asked), "wire-1")
+    for attempt in range(1, 4):
+        journal.begin()
+        order = journal.order(attempt, None)
+        assert {name: getattr(order, name) for name in asked} == asked
+        assert (len(order.token_ids), order.prompt_tokens) == (1 + attempt, 2)
+        journal.take(report(attempt - 1, 8, attempt=attempt))
+
+
 def test_an_order_holds_all_that_a_worker_needs_and_the_name_between_our_processes():
     request = make_request(
         (5, 6), 7, stop=(2, 3), temperature=0.5, top_p=0.9, top_k=4, min_p=0.1, seed=-3, logprobs=2

@@ -119,8 +119,10 @@ async def test_parameters_reach_the_request(post, scripted, batches, tokenizer):
         logprobs=3,
         user="somebody",
         some_unknown_field={"x": 1},
-        presence_penalty=0.0,
-        logit_bias={},
+        presence_penalty=0.5,
+        frequency_penalty=-1,
+        repetition_penalty=1.25,
+        logit_bias={"7": -100, "0": 2.5},
         tools=[],
         response_format={"type": "text"},
         best_of=1,
@@ -135,8 +137,21 @@ async def test_parameters_reach_the_request(post, scripted, batches, tokenizer):
     sampling = request.sampling
     assert (sampling.temperature, sampling.top_p, sampling.top_k) == (0.0, 0.5, 7)
     assert (sampling.min_p, sampling.seed, sampling.logprobs) == (0.25, -5, 3)
+    penalties = (sampling.presence_penalty, sampling.frequency_penalty, sampling.repetition_penalty)
+    assert penalties == (0.5, -1.0, 1.25)
+    assert sampling.logit_bias == ((0, 2.5), (7, -100.0))
     assert (request.stop.max_tokens, request.stop.min_tokens, request.stop.token_ids) == (9, 2, {2, 9})
     assert request.stop.strings == ("a", "b") and request.stop.include_string
+
+
+async def test_a_chat_takes_biases_and_penalties_and_null_is_none(post, scripted, batches):
+    given = {"presence_penalty": -2, "frequency_penalty": None, "logit_bias": {"5": 1}}
+    for fields, penalty, biases in ((given, -2.0, ((5, 1.0),)), ({"logit_bias": None}, 0.0, ())):
+        source = scripted(*batches([500]))
+        assert (await post(source, "/v1/chat/completions", chat("hi", **fields))).status_code == 200
+        sampling = source.requests[0].sampling
+        assert (sampling.presence_penalty, sampling.logit_bias) == (penalty, biases)
+        assert (sampling.frequency_penalty, sampling.repetition_penalty) == (0.0, 1.0)
 
 
 async def test_the_newer_name_of_max_tokens_wins_in_a_chat(post, scripted, batches):
@@ -289,6 +304,23 @@ async def test_models_are_listed(client_of, frontend_over, scripted):
     async with client_of(frontend_over(scripted())) as client:
         (model,) = (await client.get("/v1/models")).json()["data"]
     assert (model["id"], model["object"], model["max_model_len"]) == ("smol", "model", 512)
+
+
+async def test_a_model_is_found_by_its_name(client_of, frontend_over, scripted):
+    async with client_of(frontend_over(scripted())) as client:
+        found = await client.get("/v1/models/smol")
+        unknown = await client.get("/v1/models/other")
+    assert (found.status_code, found.json()["id"]) == (200, "smol")
+    assert (unknown.status_code, unknown.json()["error"]["code"]) == (404, "model_not_found")
+
+
+async def test_the_tokenizer_is_described_as_harnesses_ask_for_it(
+    client_of, frontend_over, scripted, tokenizer
+):
+    async with client_of(frontend_over(scripted())) as client:
+        about = (await client.get("/tokenizer_info")).json()
+    assert tokenizer.encode(about["eos_token"]) == list(tokenizer.eos_token_ids)
+    assert about["chat_template"] == tokenizer.chat_template and about["model_max_length"] == 512
 
 
 async def test_tokenize_and_detokenize_undo_each_other(post, scripted):

@@ -146,7 +146,9 @@ def test_a_start_token_is_added_where_the_file_says_so(tmp_path):
     start = len(tokens) - 1
     for flag, expected in ((True, [start]), (False, [])):
         path = write_gguf(tmp_path / f"{flag}.gguf", **given, bos_token_id=start, add_bos_token=flag)
-        assert load_tokenizer(path).encode("") == expected
+        tokenizer = load_tokenizer(path)
+        assert tokenizer.encode("") == expected
+        assert tokenizer.encode("", add_special=False) == []
 
 
 @pytest.fixture

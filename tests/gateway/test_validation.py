@@ -107,6 +107,19 @@ def test_given_fields_are_taken_as_they_are(take):
         ("best_of", [1, 2, 16], [0, -1, 17, 2**31 - 1]),
         ("beam_width", [2, 16], [0, 1, -1, 17, 2**31 - 1]),
         ("seed", [0, -1, 2**63 - 1, -(2**63)], []),
+        ("presence_penalty", [-2, 0, 2], [-2.0000001, 2.0000001, math.nan, math.inf, -math.inf]),
+        ("frequency_penalty", [-2, 0, 2], [-2.0000001, 2.0000001, math.nan, math.inf, -math.inf]),
+        ("repetition_penalty", [SMALLEST, 1, 2], [0, -0.0, -1, 2.0000001, math.nan, math.inf]),
+        (
+            "logit_bias",
+            [{}, {0: -100, VOCAB - 1: 100}, dict.fromkeys(range(300), 1)],
+            [
+                {VOCAB: 1},
+                {2**32 - 1: 1},
+                dict.fromkeys(range(301), 1),
+                *({5: bad} for bad in (-100.1, 100.1, math.nan, math.inf, -math.inf, 1e300)),
+            ],
+        ),
     ],
 )
 def test_numbers_are_held_to_their_range(take, field, good, bad):
@@ -144,6 +157,7 @@ def test_what_is_not_said_of_several_answers_is_one_of_them_that_is_shown(take):
     assert take(sampling(n=3, best_of=5)).best_of == 5
     assert take(sampling(beam_width=4, n=2)).beam == Beam(width=4, length_penalty=1.0, early_stopping=False)
     asked = sampling(beam_width=4, length_penalty=-0.5, early_stopping=True, temperature=0, top_p=1)
+    asked.sampling.MergeFrom(inference_pb2.SamplingParams(presence_penalty=0, repetition_penalty=1))
     assert take(asked).beam == Beam(width=4, length_penalty=-0.5, early_stopping=True)
 
 
@@ -157,6 +171,10 @@ def test_what_is_not_said_of_several_answers_is_one_of_them_that_is_shown(take):
         ({"beam_width": 2, "top_k": 5}, "top_k"),
         ({"beam_width": 2, "min_p": 0.5}, "min_p"),
         ({"beam_width": 2, "best_of": 2}, "best_of"),
+        ({"beam_width": 2, "presence_penalty": 0.5}, "presence_penalty"),
+        ({"beam_width": 2, "frequency_penalty": -0.5}, "frequency_penalty"),
+        ({"beam_width": 2, "repetition_penalty": 1.5}, "repetition_penalty"),
+        ({"beam_width": 2, "logit_bias": {5: 1}}, "logit_bias"),
         ({"beam_width": 2, "length_penalty": 11}, "length_penalty"),
         ({"beam_width": 2, "length_penalty": math.nan}, "length_penalty"),
         ({"length_penalty": 1}, "length_penalty"),
@@ -165,6 +183,19 @@ def test_what_is_not_said_of_several_answers_is_one_of_them_that_is_shown(take):
 )
 def test_wishes_for_several_answers_that_do_not_go_together_are_named(take, fields, broken):
     assert list(refused(take, sampling(**fields))) == [f"sampling.{broken}"]
+
+
+def test_biases_are_taken_in_order_of_id_and_what_is_wrong_with_them_is_said(take):
+    asked = {"presence_penalty": 0.5, "frequency_penalty": -0.5, "repetition_penalty": 1.5}
+    taken = take(sampling(**asked, logit_bias={9: 1.5, 5: -1})).sampling
+    assert {name: getattr(taken, name) for name in asked} == asked
+    assert taken.logit_bias == ((5, -1.0), (9, 1.5))
+    for biases, rule in (
+        (dict.fromkeys(range(301), 1), "at most 300 tokens"),
+        ({VOCAB: 1}, f"each token id must be in [0, {VOCAB})"),
+        ({5: 101}, "each bias must be in [-100, 100]"),
+    ):
+        assert refused(take, sampling(logit_bias=biases)) == {"sampling.logit_bias": rule}
 
 
 def test_a_search_knows_no_stop_strings(take):

@@ -16,6 +16,8 @@ from crossdock.credentials import Credentials
         (Generation(prompt_logprobs=2**40), "prompt_logprobs"),
         (Generation(truncate_prompt_tokens=2**40), "truncate_prompt_tokens"),
         (Generation(priority=2**40), "priority"),
+        (Generation(logit_bias={-1: 1.0}), "logit_bias"),
+        (Generation(logit_bias={2**32: 1.0}), "logit_bias"),
         (Generation(timeout_s=0.0), "timeout_s"),
         (Generation(timeout_s=float("nan")), "timeout_s"),
         (Generation(timeout_s=float("inf")), "timeout_s"),

@@ -178,6 +178,18 @@ def test_generate_streams_the_text(gateway, capsys):
     assert not spec.sampling.HasField("top_p")
 
 
+def test_generate_takes_penalties_and_biases(gateway, capsys):
+    flags = ["--presence-penalty", "0.5", "--frequency-penalty", "-1", "--repetition-penalty", "1.5"]
+    biases = ["--logit-bias", "5:-100", "--logit-bias", "7:2.5"]
+    assert main(["generate", "hi", "--target", gateway.target, *flags, *biases]) == 0
+    sampling = gateway.inference.specs[-1].sampling
+    assert (sampling.presence_penalty, sampling.frequency_penalty) == (0.5, -1.0)
+    assert (sampling.repetition_penalty, dict(sampling.logit_bias)) == (1.5, {5: -100.0, 7: 2.5})
+    with pytest.raises(SystemExit):
+        main(["generate", "hi", "--target", gateway.target, "--logit-bias", "5=1"])
+    assert "argument --logit-bias: '5=1' is not ID:BIAS" in capsys.readouterr().err
+
+
 def test_generate_is_greedy_unless_told(gateway):
     main(["generate", "hi", "--target", gateway.target])
     sampling = gateway.inference.specs[-1].sampling

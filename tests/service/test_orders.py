@@ -6,16 +6,21 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from engine.sequence import SamplingParams
 from service.errors import InvalidRequest
 from service.orders import (
     AGE_MS_MAX,
     BEAM_WIDTH_MAX,
     CHOICES_MAX,
     LENGTH_PENALTY_MAX,
+    LOGIT_BIAS_MAX,
+    LOGIT_BIASES_MAX,
     LOGPROBS_MAX,
+    PENALTY_MAX,
     PREEMPTIONS_MAX,
     PRIORITY_MAX,
     PRIORITY_S,
+    REPETITION_PENALTY_MAX,
     STOP_TOKENS_MAX,
     AttemptKey,
     AttemptRefused,
@@ -69,6 +74,25 @@ def beams():
     )
 
 
+def biases():
+    bias = st.floats(-LOGIT_BIAS_MAX, LOGIT_BIAS_MAX, width=32)
+    return st.dictionaries(st.integers(0, 999), bias, max_size=5).map(
+        lambda each: tuple(sorted(each.items()))
+    )
+
+
+def penalties():
+    either_way = st.floats(-PENALTY_MAX, PENALTY_MAX)
+    return st.fixed_dictionaries(
+        {
+            "presence_penalty": either_way,
+            "frequency_penalty": either_way,
+            "repetition_penalty": st.floats(0, REPETITION_PENALTY_MAX, exclude_min=True),
+            "logit_bias": biases(),
+        }
+    )
+
+
 @st.composite
 def orders(draw):
     prompt = draw(st.lists(st.integers(0, 999), min_size=1, max_size=8))
@@ -96,6 +120,7 @@ def orders(draw):
         preemptions=draw(st.integers(0, PREEMPTIONS_MAX)),
         age_ms=draw(st.integers(0, AGE_MS_MAX)),
         priority=draw(st.integers(-PRIORITY_MAX, PRIORITY_MAX)),
+        **(draw(penalties()) if beam is None else {}),
     )
 
 
@@ -110,6 +135,12 @@ def test_an_order_that_keeps_the_rules_comes_back_as_it_was(order):
         ("temperature", [float("nan"), float("inf"), -float("inf"), -0.001, 2.001]),
         ("top_p", [float("nan"), float("inf"), 0.0, -0.001, 1.001]),
         ("min_p", [float("nan"), float("inf"), -0.001, 1.001]),
+        ("presence_penalty", [float("nan"), -2.001, 2.001, float("inf")]),
+        ("frequency_penalty", [float("nan"), -2.001, 2.001, -float("inf")]),
+        ("repetition_penalty", [float("nan"), 0.0, -1.0, 2.001, float("inf")]),
+        ("logit_bias", [((1000, 1.0),), ((5, 1.0), (2**32 - 1, 1.0))]),
+        ("logit_bias", [((5, bad),) for bad in (float("nan"), float("inf"), -float("inf"), 100.001, -101)]),
+        ("logit_bias", [tuple((token, 1.0) for token in range(LOGIT_BIASES_MAX + 1))]),
         ("top_k", [1001, 2**32 - 1]),
         ("logprobs", [LOGPROBS_MAX + 1, 2**32 - 1]),
         ("min_tokens", [11]),
@@ -146,6 +177,13 @@ def test_each_broken_rule_is_named(field, values):
         {"temperature": 0.0},
         {"temperature": 2.0},
         {"top_p": 1.0},
+        {"presence_penalty": -2.0, "frequency_penalty": 2.0, "repetition_penalty": 5e-324},
+        {"presence_penalty": 2.0, "frequency_penalty": -2.0, "repetition_penalty": 2.0},
+        {
+            "logit_bias": tuple(
+                (token, (-1) ** token * 100.0) for token in range(1000 - LOGIT_BIASES_MAX, 1000)
+            )
+        },
         {"top_k": 1000},
         {"min_p": 1.0},
         {"logprobs": LOGPROBS_MAX},
@@ -169,6 +207,20 @@ def test_every_violation_is_named_at_once_and_none_twice_over():
 def test_an_answer_for_which_no_token_is_left_to_sample_is_refused():
     tiny = OrderLimits(vocab_size=5, tokens_max=20)
     assert "stop_token_ids" in refused_fields(tiny, stop_token_ids=frozenset(range(5)), top_k=0)
+
+
+@given(orders())
+def test_the_engine_gets_every_parameter_of_an_order_and_the_seed_of_the_choice(order):
+    choice = order.choices[-1]
+    params = order.sampling(choice, SamplingParams)
+    for name in SamplingParams.__dataclass_fields__:
+        assert getattr(params, name) == (choice.seed if name == "seed" else getattr(order, name)), name
+
+
+def test_a_repetition_penalty_that_is_not_said_is_off():
+    spec = to_spec(ORDER)
+    spec.ClearField("repetition_penalty")
+    assert from_spec(spec, LIMITS) == ORDER
 
 
 def test_what_is_left_of_an_answer():
@@ -214,6 +266,10 @@ SEARCH = replace(ORDER, token_ids=(1, 2, 3), beam=Beam(width=2))
         ("beam.length_penalty", {"beam": Beam(width=2, length_penalty=float("nan"))}),
         ("choices", {"choices": tuple(Choice(index=n, seed=0) for n in range(3))}),
         ("token_ids", {"token_ids": (1, 2, 3, 4)}),
+        ("presence_penalty", {"presence_penalty": 0.5}),
+        ("frequency_penalty", {"frequency_penalty": -0.5}),
+        ("repetition_penalty", {"repetition_penalty": 1.5}),
+        ("logit_bias", {"logit_bias": ((5, 1.0),)}),
     ],
 )
 def test_each_broken_rule_of_a_search_is_named(field, changes):

@@ -54,6 +54,7 @@ class Client:
         if wish.beam is not None:
             return oracle.searched(wish.prompt, wish.beam, wish.n, **ends)
         drawn = {"temperature": wish.temperature, "top_p": wish.top_p, "top_k": wish.top_k}
+        drawn["penalties"] = wish.penalties
         seeds = [choice_seed(wish.seed, number) for number in range(wish.n)]
         return [oracle.answer(wish.prompt, seed=seed, **ends, **drawn) for seed in seeds]
 
@@ -71,6 +72,10 @@ class Client:
                 min_p=0.0,
                 seed=wish.seed,
                 logprobs=None,
+                presence_penalty=wish.penalties.presence,
+                frequency_penalty=wish.penalties.frequency,
+                repetition_penalty=wish.penalties.repetition,
+                logit_bias=wish.penalties.biases,
             ),
             stop=Stop(
                 max_tokens=wish.max_tokens,

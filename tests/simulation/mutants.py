@@ -15,6 +15,7 @@ from decode_worker.reservations import Reservation, Reservations
 from decode_worker.worker import DecodeWorker
 from engine.cache.swap_space import SwapSpace
 from engine.core import EngineCore
+from engine.sequence import Sequence
 from gateway.attempt import Attempt
 from gateway.worker_pool import WorkerRecord
 from kvtransfer.incoming import IncomingTransfer
@@ -75,6 +76,13 @@ MUTANTS = (
             "not self.pool.unwritable(batch.slots // size)": "True",
         },
         CANCELS,
+    ),
+    Mutant(
+        "a token of the answer does not count for penalties",
+        Sequence,
+        "append",
+        {"self.adjustments is not None": "False"},
+        None,
     ),
     Mutant(
         "the attempt is done when one of its choices is",

@@ -1,13 +1,28 @@
 """What an answer must be, computed without engine, cache, block or worker: the model and the sampler alone."""
 
+from collections import Counter
 from dataclasses import dataclass
 
+import numpy as np
 import torch
 
 from decode_worker.beam_search import BeamSearch
 from engine.sampling import Sampler, SampleRow
 from engine.sequence import SamplingParams, StopRules
 from tests.fakes.hash_model import POSITION_BYTES, START, logits_for, next_token, position_kv
+
+
+@dataclass(frozen=True, kw_only=True)
+class Penalties:
+    """As in engine.sequence.SamplingParams."""
+
+    presence: float = 0.0
+    frequency: float = 0.0
+    repetition: float = 1.0
+    biases: tuple[tuple[int, float], ...] = ()
+
+
+NO_PENALTIES = Penalties()
 
 
 @dataclass(frozen=True)
@@ -30,10 +45,11 @@ def answer_to(wish):
         top_p=wish.top_p,
         top_k=wish.top_k,
         seed=wish.seed,
+        penalties=wish.penalties,
     )
 
 
-def answer(prompt, *, max_tokens, min_tokens, stop, temperature, top_p, top_k, seed):
+def answer(prompt, *, max_tokens, min_tokens, stop, temperature, top_p, top_k, seed, penalties=NO_PENALTIES):
     params = SamplingParams(temperature=temperature, top_p=top_p, top_k=top_k, seed=seed)
     tokens, kv, before = list(prompt), bytearray(), START
     while True:
@@ -42,7 +58,9 @@ def answer(prompt, *, max_tokens, min_tokens, stop, temperature, top_p, top_k, s
             kv += before
         generated = len(tokens) - len(prompt)
         banned = stop if generated < min_tokens else frozenset()
-        token = _sample(next_token(bytes(kv)), params, len(tokens), banned)
+        logits = _penalised(next_token(bytes(kv)), tokens, len(prompt), penalties)
+        row = SampleRow(params=params, position=len(tokens), banned=banned)
+        token = Sampler().sample(torch.from_numpy(logits), [row])[0].token
         tokens.append(token)
         generated += 1
         if token in stop and generated > min_tokens:
@@ -76,8 +94,15 @@ def _kv(tokens):
     return bytes(kv)
 
 
-def _sample(first_choice, params, position, banned):
-    if params.temperature == 0 and first_choice not in banned:
-        return first_choice
-    row = SampleRow(params=params, position=position, banned=banned)
-    return Sampler().sample(torch.from_numpy(logits_for([first_choice])), [row])[0].token
+def _penalised(first_choice, tokens, prompt_tokens, penalties):
+    """The row of logits [1, vocab], each of them by itself as the formulas say."""
+    logits, counts = logits_for([first_choice]), Counter(tokens[prompt_tokens:])
+    if penalties != NO_PENALTIES:
+        biases, repeated = dict(penalties.biases), set(tokens)
+        for token, logit in enumerate(logits[0].tolist()):
+            value = logit + biases.get(token, 0.0)
+            if token in repeated:
+                value = value / penalties.repetition if value > 0 else value * penalties.repetition
+            value -= penalties.frequency * counts[token] + penalties.presence * (counts[token] > 0)
+            logits[0, token] = np.float32(value)
+    return logits

@@ -38,6 +38,7 @@ class Wish:
     priority: int = 0
     n: int = 1
     beam: Beam | None = None
+    penalties: oracle.Penalties = oracle.NO_PENALTIES
 
     def tokens(self):
         return len(self.prompt) + self.max_tokens
@@ -119,6 +120,7 @@ def draw(seed, kinds=None):
     spread_s = dice.choice((0.0, 0.02, 0.2, 2.0))
     openings = [_tokens(dice, dice.randint(4, 24)) for _ in range(dice.choice((0, 1, 1, 2)))]
     wishes = [_wish(dice, dice.choice(gateways), spread_s, openings) for _ in range(dice.randint(3, 8))]
+    wishes = _penalised(seed, wishes)
     wishes = (*wishes, *_next_turns(dice, wishes))
     everybody = (*names, *gateways)
     skewed, slow = dice.random() < 0.5, dice.random() < 0.4
@@ -210,6 +212,28 @@ def _wish(dice, gateway, spread_s, openings):
         salt=dice.choice(("", "", "other")),
         n=dice.choice((1, 1, 1, 1, 2, 3)),
         beam=Beam(width=3, early_stopping=dice.random() < 0.5) if dice.random() < 0.07 else None,
+    )
+
+
+def _penalised(seed, wishes):
+    """Some with penalties and biases, which look at what the prompt and the answer had so far."""
+    dice = random.Random(f"penalties {seed}")
+    return [
+        replace(wish, penalties=_penalties(dice)) if wish.beam is None and dice.random() < 0.35 else wish
+        for wish in wishes
+    ]
+
+
+def _penalties(dice):
+    return oracle.Penalties(
+        presence=dice.choice((0.0, 0.0, 2.0, -1.5)),
+        frequency=dice.choice((0.0, 0.0, 1.3, -0.7)),
+        repetition=dice.choice((1.0, 1.9, 0.4)),
+        biases=tuple(
+            (token, dice.choice((-100.0, 3.5, 1.2))) for token in sorted(dice.sample(range(VOCAB), 4))
+        )
+        if dice.random() < 0.5
+        else (),
     )
 
 

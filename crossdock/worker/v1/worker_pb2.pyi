@@ -206,7 +206,14 @@ class HandedOver(_message.Message):
     def __init__(self, request_id: _Optional[str] = ..., attempt: _Optional[int] = ...) -> None: ...
 
 class SequenceSpec(_message.Message):
-    __slots__ = ("request_id", "attempt", "token_ids", "prompt_tokens", "max_tokens", "min_tokens", "stop_token_ids", "temperature", "top_p", "top_k", "min_p", "logprobs", "time_left_ms", "cache_scope", "choices", "beam", "preemptions", "age_ms", "priority", "prompt_logprobs")
+    __slots__ = ("request_id", "attempt", "token_ids", "prompt_tokens", "max_tokens", "min_tokens", "stop_token_ids", "temperature", "top_p", "top_k", "min_p", "logprobs", "time_left_ms", "cache_scope", "choices", "beam", "preemptions", "age_ms", "priority", "presence_penalty", "frequency_penalty", "repetition_penalty", "logit_bias", "prompt_logprobs")
+    class LogitBiasEntry(_message.Message):
+        __slots__ = ("key", "value")
+        KEY_FIELD_NUMBER: _ClassVar[int]
+        VALUE_FIELD_NUMBER: _ClassVar[int]
+        key: int
+        value: float
+        def __init__(self, key: _Optional[int] = ..., value: _Optional[float] = ...) -> None: ...
     REQUEST_ID_FIELD_NUMBER: _ClassVar[int]
     ATTEMPT_FIELD_NUMBER: _ClassVar[int]
     TOKEN_IDS_FIELD_NUMBER: _ClassVar[int]
@@ -226,6 +233,10 @@ class SequenceSpec(_message.Message):
     PREEMPTIONS_FIELD_NUMBER: _ClassVar[int]
     AGE_MS_FIELD_NUMBER: _ClassVar[int]
     PRIORITY_FIELD_NUMBER: _ClassVar[int]
+    PRESENCE_PENALTY_FIELD_NUMBER: _ClassVar[int]
+    FREQUENCY_PENALTY_FIELD_NUMBER: _ClassVar[int]
+    REPETITION_PENALTY_FIELD_NUMBER: _ClassVar[int]
+    LOGIT_BIAS_FIELD_NUMBER: _ClassVar[int]
     PROMPT_LOGPROBS_FIELD_NUMBER: _ClassVar[int]
     request_id: str
     attempt: int
@@ -246,8 +257,12 @@ class SequenceSpec(_message.Message):
     preemptions: int
     age_ms: int
     priority: int
+    presence_penalty: float
+    frequency_penalty: float
+    repetition_penalty: float
+    logit_bias: _containers.ScalarMap[int, float]
     prompt_logprobs: int
-    def __init__(self, request_id: _Optional[str] = ..., attempt: _Optional[int] = ..., token_ids: _Optional[_Iterable[int]] = ..., prompt_tokens: _Optional[int] = ..., max_tokens: _Optional[int] = ..., min_tokens: _Optional[int] = ..., stop_token_ids: _Optional[_Iterable[int]] = ..., temperature: _Optional[float] = ..., top_p: _Optional[float] = ..., top_k: _Optional[int] = ..., min_p: _Optional[float] = ..., logprobs: _Optional[int] = ..., time_left_ms: _Optional[int] = ..., cache_scope: _Optional[bytes] = ..., choices: _Optional[_Iterable[_Union[SequenceChoice, _Mapping]]] = ..., beam: _Optional[_Union[BeamSearch, _Mapping]] = ..., preemptions: _Optional[int] = ..., age_ms: _Optional[int] = ..., priority: _Optional[int] = ..., prompt_logprobs: _Optional[int] = ...) -> None: ...
+    def __init__(self, request_id: _Optional[str] = ..., attempt: _Optional[int] = ..., token_ids: _Optional[_Iterable[int]] = ..., prompt_tokens: _Optional[int] = ..., max_tokens: _Optional[int] = ..., min_tokens: _Optional[int] = ..., stop_token_ids: _Optional[_Iterable[int]] = ..., temperature: _Optional[float] = ..., top_p: _Optional[float] = ..., top_k: _Optional[int] = ..., min_p: _Optional[float] = ..., logprobs: _Optional[int] = ..., time_left_ms: _Optional[int] = ..., cache_scope: _Optional[bytes] = ..., choices: _Optional[_Iterable[_Union[SequenceChoice, _Mapping]]] = ..., beam: _Optional[_Union[BeamSearch, _Mapping]] = ..., preemptions: _Optional[int] = ..., age_ms: _Optional[int] = ..., priority: _Optional[int] = ..., presence_penalty: _Optional[float] = ..., frequency_penalty: _Optional[float] = ..., repetition_penalty: _Optional[float] = ..., logit_bias: _Optional[_Mapping[int, float]] = ..., prompt_logprobs: _Optional[int] = ...) -> None: ...
 
 class SequenceChoice(_message.Message):
     __slots__ = ("index", "seed")

@@ -1,0 +1,118 @@
+"""What OpenAI's own client gets, printed as JSON. Arguments: the base URL, the prompt."""
+
+import asyncio
+import json
+import sys
+
+import openai
+
+MESSAGES = [{"role": "user", "content": "Name three colours."}]
+GREEDY = {"model": "", "temperature": 0}
+
+
+def completion(client, prompt):
+    answer = client.completions.create(prompt=prompt, max_tokens=12, logprobs=2, **GREEDY)
+    (choice,) = answer.choices
+    return {
+        "text": choice.text,
+        "tokens": choice.logprobs.tokens,
+        "token_logprobs": choice.logprobs.token_logprobs,
+        "alternatives": [len(top) for top in choice.logprobs.top_logprobs],
+        "finish_reason": choice.finish_reason,
+        "usage": answer.usage.to_dict(),
+    }
+
+
+def chat(client):
+    whole = client.chat.completions.create(messages=MESSAGES, max_completion_tokens=16, **GREEDY)
+    options = {"stream": True, "stream_options": {"include_usage": True}}
+    chunks = list(
+        client.chat.completions.create(messages=MESSAGES, max_completion_tokens=16, **options, **GREEDY)
+    )
+    said = [choice for chunk in chunks for choice in chunk.choices]
+    return {
+        "whole": whole.choices[0].message.content,
+        "streamed": "".join(choice.delta.content or "" for choice in said),
+        "roles": [choice.delta.role for choice in said if choice.delta.role],
+        "finish_reasons": [choice.finish_reason for choice in said if choice.finish_reason],
+        "usage_of_whole": whole.usage.to_dict(),
+        "usage_of_last": chunks[-1].usage.to_dict(),
+        "usages": sum(chunk.usage is not None for chunk in chunks),
+    }
+
+
+def choices(client, prompt):
+    answer = client.completions.create(
+        prompt=prompt, max_tokens=8, n=3, seed=5, temperature=1.0, top_p=0.9, model="", stop=["\n\n"]
+    )
+    again = client.completions.create(
+        prompt=prompt, max_tokens=8, n=3, seed=5, temperature=1.0, top_p=0.9, model="", stop=["\n\n"]
+    )
+    return {
+        "indices": [choice.index for choice in answer.choices],
+        "texts": [choice.text for choice in answer.choices],
+        "again": [choice.text for choice in again.choices],
+    }
+
+
+def left_early(client):
+    """A stream that its reader closes after the first word."""
+    stream = client.chat.completions.create(
+        messages=MESSAGES, max_completion_tokens=2000, stream=True, extra_body={"ignore_eos": True}, **GREEDY
+    )
+    with stream:
+        for chunk in stream:
+            if chunk.choices[0].delta.content:
+                return chunk.choices[0].delta.content
+    return None
+
+
+def refusals(client):
+    found = {}
+    for name, wish in (
+        ("range", {"temperature": 9}),
+        ("type", {"max_tokens": "many"}),
+        ("model", {"model": "no-such-model"}),
+        ("length", {"max_tokens": 10_000_000}),
+    ):
+        try:
+            client.completions.create(**{"prompt": "x", "model": "", **wish})
+        except openai.APIStatusError as error:
+            found[name] = [type(error).__name__, error.status_code, error.param, error.code]
+    return found
+
+
+def models(client):
+    (listed,) = client.models.list()
+    return [listed.id, client.models.retrieve(listed.id).id]
+
+
+async def crowd(base_url):
+    async with openai.AsyncOpenAI(base_url=base_url, api_key="none", max_retries=0) as client:
+
+        async def one(number):
+            messages = [{"role": "user", "content": f"Count to {number}."}]
+            stream = await client.chat.completions.create(
+                messages=messages, max_completion_tokens=12, stream=True, **GREEDY
+            )
+            return "".join([chunk.choices[0].delta.content or "" async for chunk in stream])
+
+        together = await asyncio.gather(*(one(number) for number in range(8)))
+        return [together, [await one(number) for number in range(8)]]
+
+
+def main(base_url, prompt):
+    client = openai.OpenAI(base_url=base_url, api_key="none", max_retries=0)
+    return {
+        "completion": completion(client, prompt),
+        "chat": chat(client),
+        "choices": choices(client, prompt),
+        "left_early": left_early(client),
+        "refusals": refusals(client),
+        "models": models(client),
+        "crowd": asyncio.run(crowd(base_url)),
+    }
+
+
+if __name__ == "__main__":
+    json.dump(main(*sys.argv[1:]), sys.stdout)
