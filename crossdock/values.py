@@ -61,6 +61,8 @@ class Generation:
     regex: str | None = None
     choice: tuple[str, ...] | None = None
     grammar: str | None = None
+    prompt_logprobs: int | None = None
+    truncate_prompt_tokens: int | None = None
 
 
 class FinishReason(Enum):
@@ -92,7 +94,7 @@ class Usage:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Delta:
     """What is new in one choice. first_position: of token_ids[0] in it. finish: with the choice's last delta; usage:
-    with the last one of all."""
+    with the last one of all. prompt_logprobs: with the first one of all, when asked for; as in Answer."""
 
     text: str
     token_ids: tuple[int, ...]
@@ -101,6 +103,7 @@ class Delta:
     finish: FinishReason | None
     usage: Usage | None
     choice: int = 0
+    prompt_logprobs: tuple[TokenLogprob, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -117,7 +120,7 @@ class Choice:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Answer:
     """The whole of an answer. seed: the one that it is a function of. text, token_ids, logprobs, finish: of the first
-    of its choices."""
+    of its choices. prompt_logprobs: of the prompt's tokens but the first, when asked for."""
 
     request_id: str
     text: str
@@ -127,6 +130,7 @@ class Answer:
     usage: Usage
     seed: int
     choices: tuple[Choice, ...]
+    prompt_logprobs: tuple[TokenLogprob, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

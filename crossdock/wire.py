@@ -36,7 +36,7 @@ def spec(prompt: Prompt, how: Generation) -> pb.GenerationSpec:
         chat = _chat(prompt)
     else:
         token_ids = _filled(pb.TokenIds, ids=[token for token in prompt if not isinstance(token, Message)])
-    return pb.GenerationSpec(
+    made = pb.GenerationSpec(
         model=how.model,
         text=text,
         token_ids=token_ids,
@@ -68,13 +68,18 @@ def spec(prompt: Prompt, how: Generation) -> pb.GenerationSpec:
             include_stop_string=how.include_stop_string,
         ),
         output=_filled(
-            pb.OutputOptions, logprobs=how.logprobs, include_special_tokens=how.include_special_tokens
+            pb.OutputOptions,
+            logprobs=how.logprobs,
+            include_special_tokens=how.include_special_tokens,
+            prompt_logprobs=how.prompt_logprobs,
         ),
         request_id=how.request_id,
         cache_salt=how.cache_salt,
-        priority=how.priority,
         guide=_guide(how),
     )
+    kept = how.truncate_prompt_tokens
+    made.MergeFrom(_filled(pb.GenerationSpec, priority=how.priority, truncate_prompt_tokens=kept))
+    return made
 
 
 def _guide(how: Generation) -> pb.Guide | None:
@@ -137,6 +142,7 @@ def deltas(response: pb.GenerateStreamResponse) -> Iterator[Delta]:
             finish=FinishReason(delta.finish.reason) if delta.HasField("finish") else None,
             usage=usage if number == len(response.deltas) else None,
             choice=delta.index,
+            prompt_logprobs=_prompt_logprobs(response.prompt_info) if number == 1 else (),
         )
 
 
@@ -161,6 +167,7 @@ def answer(response: pb.GenerateResponse) -> Answer:
         usage=_usage(response.usage),
         seed=response.prompt_info.seed,
         choices=choices,
+        prompt_logprobs=_prompt_logprobs(response.prompt_info),
     )
 
 
@@ -217,6 +224,10 @@ def _usage(usage: pb.Usage) -> Usage:
         completion_tokens=usage.completion_tokens,
         cached_tokens=usage.cached_tokens,
     )
+
+
+def _prompt_logprobs(info: pb.PromptInfo) -> tuple[TokenLogprob, ...]:
+    return _logprobs(info.token_ids[1:], info.prompt_logprobs)
 
 
 def _logprobs(token_ids: Sequence[int], logprobs: pb.Logprobs) -> tuple[TokenLogprob, ...]:

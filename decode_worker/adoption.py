@@ -47,7 +47,7 @@ def prompt_sequence(reservation: Reservation, computed: int) -> Sequence:
     alone = not others and order.branches() == 1
     preemptions = order.preemptions if alone else PREEMPTIONS_MAX
     sequence = _sequence(reservation, first, order.token_ids, computed, preemptions)
-    sequence.cached = computed
+    sequence.cached, sequence.scored = computed, order.prompt_logprobs
     sequence.twins = tuple(order.sampling(choice, SamplingParams) for choice in others)
     return sequence
 

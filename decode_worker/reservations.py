@@ -103,8 +103,10 @@ class Reservation:
 
     def links(self) -> list[PrefixLink]:
         """Of all full blocks that the hand-off would fill; where there is none, without the last token, which is
-        sampled from."""
+        sampled from, and of nothing that is to be scored."""
         tokens = self.order.token_ids
+        if self.ticket is None and self.order.prompt_logprobs is not None:
+            return []
         return self.chain.links(tokens, 0, self.chain.full_blocks(len(tokens) - (self.ticket is None)))
 
     def blocks_to_start(self) -> int:
@@ -137,6 +139,16 @@ class Reservations:
 
     def find(self, name: Name) -> Reservation | None:
         return self._reservations.get(name)
+
+    def gateway_of(self, name: Name) -> str:
+        """Who asked."""
+        return self._reservations[name].gateway
+
+    def end_choice(self, name: Name, choice: int) -> None:
+        """Nobody reads this choice any more, if there is such."""
+        reservation = self._reservations[name]
+        if choice in {each.index for each in reservation.order.choices}:
+            reservation.unwanted.add(choice)
 
     def asking(self) -> list[Reservation]:
         """The queue."""

@@ -97,10 +97,7 @@ class DecodeWorker:
             self._answers.leave(key, choice)
             self._grant()
             return
-        reservation = self._reservations.find(self._names[key])
-        assert reservation is not None
-        if choice in {each.index for each in reservation.order.choices}:
-            reservation.unwanted.add(choice)
+        self._reservations.end_choice(self._names[key], choice)
 
     def drop(self, gateway: str) -> None:
         """The gateway is gone: stop all it asked for."""
@@ -117,6 +114,8 @@ class DecodeWorker:
         computed = sum([count for _, count in result.progress])
         self._books.compute(computed)
         self._books.deliver(computed - self._prompts.advance(result.progress))
+        for gateway, report in self._prompts.scores(result.scored):
+            self._tell(gateway, report)
         for output in result.outputs:
             self._sampled(output)
         for sequence in result.dead_ends:
@@ -163,11 +162,10 @@ class DecodeWorker:
     def load(self, step: int) -> WorkerLoad:
         pace = self._core.pace
         asking = self._reservations.asking()
-        seats = self._answers.seats() + self._reservations.seats()
         queued = sum(len(each.order.token_ids) for each in asking if each.ticket is None)
         return WorkerLoad(
             step=step,
-            running_sequences=seats,
+            running_sequences=self._answers.seats() + self._reservations.seats(),
             waiting_sequences=len(asking),
             waiting_tokens=self._prompts.uncomputed() + queued,
             free_blocks=self._core.pool.available,
@@ -379,9 +377,7 @@ class DecodeWorker:
     def _gateway_of(self, key: AttemptKey) -> str:
         if key in self._answers:
             return self._answers.gateway_of(key)
-        reservation = self._reservations.find(self._names[key])
-        assert reservation is not None
-        return reservation.gateway
+        return self._reservations.gateway_of(self._names[key])
 
 
 _REFUSALS: dict[type[Exception], EndCause] = {

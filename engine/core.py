@@ -24,15 +24,9 @@ from engine.policy import Plan, Policy, View
 from engine.sampling import Sampled, Sampler
 from engine.scheduling.headroom import Headroom
 from engine.scheduling.pace import Pace
-from engine.sequence import EndReason, Event, Sequence, SequenceId, State
+from engine.scoring import Scored, limited, read_scores, with_scored_rows
+from engine.sequence import EndReason, Event, Progress, Sequence, SequenceId, State
 from engine.views import SequenceViews
-
-
-class Progress(NamedTuple):
-    """A run of so many tokens was computed; the sequence's `computed` is past it."""
-
-    sequence: Sequence
-    tokens: int
 
 
 class Output(NamedTuple):
@@ -48,12 +42,13 @@ class Output(NamedTuple):
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StepResult:
     """What one step did. Empty when the policy found nothing that can run now. preempted: given up; those that are
-    DETACHED are here no more and own nothing, the others come back by themselves. dead_ends: finished, and not with a
-    token: their constraints allowed none."""
+    DETACHED are here no more and own nothing, the others come back by themselves. scored: see `Sequence`. dead_ends:
+    finished, and not with a token: their constraints allowed none."""
 
     progress: tuple[Progress, ...] = ()
     outputs: tuple[Output, ...] = ()
     preempted: tuple[Sequence, ...] = ()
+    scored: tuple[Scored, ...] = ()
     dead_ends: tuple[Sequence, ...] = ()
 
     def empty(self) -> bool:
@@ -180,16 +175,18 @@ class EngineCore:
         view = self.view()
         plan = self._policy.plan(view, now)
         preempted = tuple(self._preempt(self._running[each]) for each in plan.preempt)
-        runs = self._prepare(plan, view)
+        runs = limited(self._prepare(plan, view))
         if runs or preempted:
             self._headroom = self._headroom.after_step(len(preempted))
         if not runs:
             return StepResult(preempted=preempted)
-        batch = self._batch(runs)
-        logits = self._runner.run(batch)
+        batch = with_scored_rows(self._batch(runs), runs)
+        scored, logits = read_scores(runs, self._runner.run(batch))
         outputs = self._commit(runs, logits)
         stuck = tuple([one for one, _ in runs if one.end_reason is EndReason.DEAD_END])
-        return StepResult(progress=tuple(runs), outputs=outputs, preempted=preempted, dead_ends=stuck)
+        return StepResult(
+            progress=tuple(runs), outputs=outputs, preempted=preempted, scored=scored, dead_ends=stuck
+        )
 
     def _prepare(self, plan: Plan, view: View) -> list[Progress]:
         """Check the plan and start what it starts. What shares a prefix with another start of the same plan is left to

@@ -14,7 +14,7 @@ import torch
 
 from engine.adjustments import Adjustments
 from engine.constraint import TokenMask, admits
-from engine.distribution import Logits, descending, filtered, largest, log_total
+from engine.distribution import Logits, filtered, logprobs_of
 from engine.errors import NonFiniteLogits
 from engine.noise import uniform
 from engine.sequence import SamplingParams
@@ -82,14 +82,8 @@ def _sample_row(logits: Logits, row: SampleRow, likeliest: int) -> Sampled:
     token = _token(logits, row, likeliest)
     if row.params.logprobs is None:
         return Sampled(token=token, logprob=None, top=())
-    total = log_total(logits)
-    count = min(row.params.logprobs, len(logits))
-    best = descending(logits, largest(logits, count)) if count else ()
-    return Sampled(
-        token=token,
-        logprob=float(logits[token]) - total,
-        top=tuple((int(id_), float(logits[id_]) - total) for id_ in best),
-    )
+    logprob, top = logprobs_of(logits, token, row.params.logprobs)
+    return Sampled(token=token, logprob=logprob, top=top)
 
 
 def _free(row: SampleRow) -> bool:

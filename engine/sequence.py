@@ -7,7 +7,7 @@ everybody else sees frozen views. Never decides anything: what comes next is a p
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import Enum, auto
-from typing import TypeAlias
+from typing import NamedTuple, TypeAlias
 
 from engine.adjustments import Adjustments, Biases, adjustments_of
 from engine.cache.block_pool import Credit
@@ -125,7 +125,9 @@ class Sequence:
     up, here or elsewhere. twins: how further tokens are drawn from the row that its next one is drawn from, for other
     choices that begin with the same tokens, with the same penalties and biases. prompt_tokens: how many of the tokens
     that it was made with come before the answer; needed for penalties and biases only. adjustments: what these make of
-    the known tokens. constraint: what its further tokens, and its twins' next ones, may be.
+    the known tokens. scored: alternatives of each known token after the first, None where nobody asks how likely these
+    are; where somebody does, all of them are computed, whatever is cached. constraint: what its further tokens, and its
+    twins' next ones, may be.
     """
 
     id: SequenceId
@@ -139,6 +141,7 @@ class Sequence:
     cached: int = 0
     preemptions: int = 0
     twins: tuple[SamplingParams, ...] = ()
+    scored: int | None = None
     constraint: Constraint | None = None
     table: BlockTable | None = None
     row: int | None = None
@@ -187,3 +190,10 @@ class Sequence:
         self.end_reason = self.stop.end_with(token, len(tokens))
         if self.constraint is not None and self.end_reason is None:
             self.constraint.advance(token)
+
+
+class Progress(NamedTuple):
+    """A run of so many tokens of a sequence. Once it is computed, the sequence's `computed` is past it."""
+
+    sequence: Sequence
+    tokens: int

@@ -21,6 +21,7 @@ from service.reports import (
     EndCause,
     EndedReport,
     HandedOverReport,
+    PromptReport,
     ReservedReport,
     TokenReport,
 )
@@ -163,6 +164,8 @@ class Attempt:
         match letter:
             case TokenReport():
                 return self._token(sender, letter)
+            case PromptReport():
+                self._scores(sender, letter)
             case ReservedReport():
                 self._advance(Happening.GRANTED)
                 self._reserved(letter.blocks_held)
@@ -191,6 +194,13 @@ class Attempt:
             raise IllegalHappening(f"{blocks_held} blocks held of {ticket.num_blocks}")
         self._target = replace(self._target, ticket=replace(ticket, first_block=blocks_held))
         self._submit()
+
+    def _scores(self, sender: str, report: PromptReport) -> None:
+        """Whoever computes the prompt says how likely it is, while it does."""
+        if sender != self._computer.address or not self._first_tokens_due:
+            raise IllegalHappening("logprobs of a prompt that is not computed there")
+        after(self.phase, Happening.FIRST_TOKEN)
+        next(iter(self._journals.values())).score(report)
 
     def _token(self, sender: str, report: TokenReport) -> TokenBatch | None:
         choice = report.choice
@@ -287,4 +297,5 @@ def _joined(batches: list[TokenBatch]) -> TokenBatch:
         end=batches[-1].end,
         cached_tokens=max(batch.cached_tokens for batch in batches),
         choice=batches[0].choice,
+        scores=batches[0].scores,
     )

@@ -12,9 +12,18 @@ from engine.cache.block_pool import Ledger
 from engine.cache.kv_cache import KVCache
 from engine.cache.prefix_chain import PrefixChain
 from engine.constraint import Constraint
-from engine.core import EngineCore, Output, Progress, StepResult
+from engine.core import EngineCore, Output, StepResult
 from engine.scheduling.pace import Rate
-from engine.sequence import NO_TOKENS, EndReason, SamplingParams, Sequence, SequenceId, StopRules
+from engine.scoring import Scored
+from engine.sequence import (
+    NO_TOKENS,
+    EndReason,
+    Progress,
+    SamplingParams,
+    Sequence,
+    SequenceId,
+    StopRules,
+)
 from kvtransfer.errors import Overloaded, Reason, TicketRefused
 from kvtransfer.events import Closed, Committed, Failed, FirstTokens, SourceEvent
 from kvtransfer.source_endpoint import TransferSource
@@ -27,10 +36,12 @@ from service.reports import (
     EndCause,
     EndedReport,
     HandedOverReport,
+    PromptReport,
     Report,
     TokenEnd,
     TokenReport,
 )
+from service.scores import Scores
 from service.token_books import TokenBooks, TokenCounts, Waste
 from service.worker_counts import PREFIX_HITS, PREFIX_QUERIES, TRANSFER_FAILURES
 
@@ -125,6 +136,8 @@ class PrefillWorker:
         """Push what was computed, report what was sampled."""
         for progress in result.progress:
             self._enter(progress)
+        for scored in result.scored:
+            self._tell_scores(scored)
         for output in result.outputs:
             self._first_token(output)
         for sequence in result.dead_ends:
@@ -213,6 +226,12 @@ class PrefillWorker:
         views = [self._cache.block_view(block) for block in blocks]
         self._source.push(attempt.hand_off.ticket.ticket_id, attempt.pushed, views)
         attempt.pushed = until
+
+    def _tell_scores(self, scored: Scored) -> None:
+        attempt = self._attempts[_key(scored.sequence.id)]
+        scores = Scores.of(scored.scores)
+        report = PromptReport(key=attempt.order.key, first_position=scored.first_position, scores=scores)
+        self._tell(attempt.gateway, report)
 
     def _first_token(self, output: Output) -> None:
         """The prompt is done: the token goes to the gateway at once, the blocks to the target or back."""
@@ -346,6 +365,7 @@ def _sequence(
         constraint=constraint,
         arrived=arrived,
         preemptions=order.preemptions,
+        scored=order.prompt_logprobs,
         chain=chain,
     )
 

@@ -88,8 +88,10 @@ class SequenceOrder:
 
     max_tokens, min_tokens: of the whole answer, counted from the prompt's end. time_left_ms: None for no deadline.
     cache_scope: orders of one scope share cached prefixes; empty for none. preemptions: how often a worker gave the
-    request up. age_ms: since it was accepted. priority: in [-PRIORITY_MAX, PRIORITY_MAX], lower first.
-    logit_bias: (token id, bias) by ascending id. The other fields are as in engine.sequence.SamplingParams.
+    request up. age_ms: since it was accepted. priority: in [-PRIORITY_MAX, PRIORITY_MAX], lower first. prompt_logprobs:
+    alternatives of each token of the prompt, None where nobody asks how likely these are; nothing of a prompt of which
+    somebody does comes from a cache. logit_bias: (token id, bias) by ascending id. The other fields are as in
+    engine.sequence.SamplingParams.
     """
 
     key: AttemptKey
@@ -115,6 +117,7 @@ class SequenceOrder:
     frequency_penalty: float = 0.0
     repetition_penalty: float = 1.0
     logit_bias: tuple[tuple[int, float], ...] = ()
+    prompt_logprobs: int | None = None
 
     def sampling(self, choice: Choice, make: Callable[..., _Params]) -> _Params:
         """How the tokens of one of the choices are drawn. make: engine.sequence.SamplingParams, which is not known
@@ -204,6 +207,7 @@ def to_spec(order: SequenceOrder) -> pb.SequenceSpec:
         preemptions=order.preemptions,
         age_ms=order.age_ms,
         priority=order.priority,
+        prompt_logprobs=order.prompt_logprobs,
         beam=None if order.beam is None else _to_beam(order.beam),
         presence_penalty=order.presence_penalty,
         frequency_penalty=order.frequency_penalty,
@@ -233,6 +237,7 @@ def from_spec(spec: pb.SequenceSpec, limits: OrderLimits) -> SequenceOrder:
         preemptions=spec.preemptions,
         age_ms=spec.age_ms,
         priority=spec.priority,
+        prompt_logprobs=spec.prompt_logprobs if spec.HasField("prompt_logprobs") else None,
         beam=_from_beam(spec.beam) if spec.HasField("beam") else None,
         presence_penalty=spec.presence_penalty,
         frequency_penalty=spec.frequency_penalty,
@@ -295,12 +300,25 @@ def _violations(order: SequenceOrder, limits: OrderLimits) -> list[FieldViolatio
         ("age_ms", order.age_ms <= AGE_MS_MAX, f"at most {AGE_MS_MAX}"),
         ("priority", abs(order.priority) <= PRIORITY_MAX, f"in [-{PRIORITY_MAX}, {PRIORITY_MAX}]"),
         ("logprobs", (order.logprobs or 0) <= LOGPROBS_MAX, f"in [0, {LOGPROBS_MAX}]"),
+        *_score_rules(order),
         *_penalty_rules(order, vocab),
         *_choice_rules(order.choices),
         *_beam_rules(order, order.beam),
         *_guide_rules(order, order.guide),
     )
     return [FieldViolation(field=field, description=rule) for field, holds, rule in rules if not holds]
+
+
+def _score_rules(order: SequenceOrder) -> tuple[tuple[str, bool, str], ...]:
+    """They come before the first token, once."""
+    if order.prompt_logprobs is None:
+        return ()
+    at_its_end = len(order.token_ids) == order.prompt_tokens
+    return (
+        ("prompt_logprobs", order.prompt_logprobs <= LOGPROBS_MAX, f"in [0, {LOGPROBS_MAX}]"),
+        ("prompt_logprobs", order.beam is None, "not of a search"),
+        ("prompt_logprobs", at_its_end, "only before the first token"),
+    )
 
 
 def _penalty_rules(order: SequenceOrder, vocab: int) -> tuple[tuple[str, bool, str], ...]:

@@ -74,6 +74,8 @@ WILD = [
     {"top_k": 2**32 - 1},
     {"logprobs": 21},
     {"logprobs": VOCAB},
+    {"prompt_logprobs": 21},
+    {"prompt_logprobs": 2**32 - 1},
     {"attempt": 0},
     {"request_id": ""},
     {"request_id": "r" * 10_000},

@@ -33,12 +33,12 @@ ANSWER = (11, 12, 13)
 class Scene:
     """One attempt at an answer of three tokens, on workers p and d; `heard` collects what it returns."""
 
-    def __init__(self, emitted=(), guide=None):
+    def __init__(self, emitted=(), **request):
         (source,), (target,) = make_pool(PREFILL, ("p",)), make_pool(DECODE, ("d",))
         self.p, self.d = ScriptedWorker(source, PREFILL), ScriptedWorker(target, DECODE)
         self.p.join()
         self.d.join()
-        self.journal = Journal(make_request(max_tokens=len(ANSWER), stop=(2,), guide=guide), "wire")
+        self.journal = Journal(make_request(max_tokens=len(ANSWER), stop=(2,), **request), "wire")
         order = self.journal.order(1, None)
         self.say = Say(order.key)
         for token in [self.say.token(*each) for each in enumerate(emitted)]:

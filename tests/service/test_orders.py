@@ -124,6 +124,7 @@ def orders(draw):
         time_left_ms=draw(st.none() | st.integers(1, 2**63)),
         beam=beam,
         guide=draw(st.none() | guided()) if beam is None else None,
+        prompt_logprobs=None if emitted or beam else draw(st.none() | st.integers(0, LOGPROBS_MAX)),
         preemptions=draw(st.integers(0, PREEMPTIONS_MAX)),
         age_ms=draw(st.integers(0, AGE_MS_MAX)),
         priority=draw(st.integers(-PRIORITY_MAX, PRIORITY_MAX)),
@@ -317,3 +318,13 @@ def test_blocks_that_choices_have_in_common_count_once(prompt, choices, blocks):
         choices=tuple(Choice(index=n, seed=n) for n in range(choices)),
     )
     assert order.blocks(block_size=4) == blocks
+
+
+@pytest.mark.parametrize("value", [LOGPROBS_MAX + 1, 2**32 - 1])
+def test_more_alternatives_of_a_prompts_tokens_than_there_may_be_are_refused(value):
+    assert refused_fields(prompt_logprobs=value, prompt_tokens=4) == ["prompt_logprobs"]
+
+
+def test_a_prompts_logprobs_are_wanted_before_the_first_token_and_not_of_a_search():
+    assert refused_fields(prompt_logprobs=1) == ["prompt_logprobs"]
+    assert refused_fields(prompt_logprobs=1, prompt_tokens=4, beam=Beam(width=2)) == ["prompt_logprobs"]
