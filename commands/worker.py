@@ -8,6 +8,7 @@ import asyncio
 import secrets
 import time
 from collections.abc import Callable, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from typing import Any, Protocol
 
@@ -78,7 +79,7 @@ class Worker(worker_rim.Worker, Protocol):
 
 class Role(Protocol):
     """What is particular about a role. service: full name of its gRPC service; response: its stream's message. nice:
-    how far it makes way for other processes of its machine."""
+    how far those of its threads that compute make way for all others of its machine."""
 
     service: str
     end: End
@@ -112,12 +113,15 @@ class Role(Protocol):
 
 def run(options: WorkerOptions, role: Role) -> None:
     """Serve until a signal. Raises StartupError or EngineError when it cannot start."""
-    give_way(role.nice)
     board = None if options.core_board is None else CoreBoard.open(options.core_board)
     cores = CoreShare(own=options.cores or (), board=options.core_board, seat=options.core_seat)
     wishes = EngineWishes.of(options, resolve_model(options.model), cores)
     progress = Progress(readiness.loading, time.monotonic)
-    engine = assemble(wishes, role.policy(options), memory_bytes=free_memory_bytes(), progress=progress)
+    # The threads that compute are begun by the one that assembles, and make way as it does.
+    with ThreadPoolExecutor(1, initializer=partial(give_way, role.nice)) as compute:
+        engine = compute.submit(
+            assemble, wishes, role.policy(options), memory_bytes=free_memory_bytes(), progress=progress
+        ).result()
     keep_freed_memory(KEPT_BYTES)
     take_short_turns()
     if engine.note:
@@ -142,6 +146,7 @@ async def _serve(options: WorkerOptions, role: Role, engine: Engine, board: Core
 
     def on_start() -> None:
         thread_clock.start()
+        give_way(role.nice)
         bind_to_cores(options.cores)
 
     loop = EngineLoop(
