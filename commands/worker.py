@@ -8,6 +8,8 @@ import asyncio
 import secrets
 import time
 from collections.abc import Callable, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from functools import partial
 from pathlib import Path
 from typing import Any, Protocol
@@ -83,7 +85,7 @@ class Worker(worker_rim.Worker, Protocol):
 
 class Role(Protocol):
     """What is particular about a role. service: full name of its gRPC service; response: its stream's message. nice:
-    how far it makes way for other processes of its machine."""
+    how far those of its threads that compute make way for all others of its machine."""
 
     service: str
     end: End
@@ -118,13 +120,22 @@ class Role(Protocol):
 
 def run(options: WorkerOptions, role: Role) -> None:
     """Serve until a signal. Raises StartupError or EngineError when it cannot start."""
-    give_way(role.nice)
     board = None if options.core_board is None else CoreBoard.open(options.core_board)
     cores = CoreShare(own=options.cores or (), board=options.core_board, seat=options.core_seat)
     model = resolve_model(options.model)
     wishes = EngineWishes.of(options, model, cores)
     progress = Progress(readiness.loading, time.monotonic)
-    engine = assemble(wishes, role.policy(options), memory_bytes=free_memory_bytes(), progress=progress)
+    # The threads that compute are begun by the one that assembles, and make way as it does.
+    computing = ThreadPoolExecutor(1, initializer=partial(give_way, role.nice))
+    with computing, ThreadPoolExecutor(1) as reading:
+        assembling = computing.submit(
+            assemble, wishes, role.policy(options), memory_bytes=free_memory_bytes(), progress=progress
+        )
+        vocabulary = reading.submit(read_vocabulary, model)
+        engine = assembling.result()
+    guides = GuideCompiler(vocabulary.result, engine.config.vocab_size)
+    with suppress(GuideRefused):  # then each guided request is refused so
+        guides.load()
     keep_freed_memory(KEPT_BYTES)
     take_short_turns()
     if engine.note:
@@ -132,11 +143,11 @@ def run(options: WorkerOptions, role: Role) -> None:
     if options.max_model_len is not None and engine.capacity.tokens_max < options.max_model_len:
         shorter = f"requests have at most {engine.capacity.tokens_max} tokens: more do not fit the KV blocks"
         structlog.get_logger().warning(shorter, max_model_len=options.max_model_len)
-    server.run(_serve(options, role, engine, board, model))
+    server.run(_serve(options, role, engine, board, guides))
 
 
 async def _serve(
-    options: WorkerOptions, role: Role, engine: Engine, board: CoreBoard | None, model: Path
+    options: WorkerOptions, role: Role, engine: Engine, board: CoreBoard | None, guides: GuideCompiler
 ) -> None:
     identity = Identity(worker_id=options.worker_id, epoch=secrets.randbits(63))
     rim = WorkerRim(role.response, asyncio.get_running_loop())
@@ -151,6 +162,7 @@ async def _serve(
 
     def on_start() -> None:
         thread_clock.start()
+        give_way(role.nice)
         bind_to_cores(options.cores)
 
     loop = EngineLoop(
@@ -178,7 +190,6 @@ async def _serve(
     host = Host(worker=worker, welcome=welcome, post=loop.post, insist=loop.insist, refusals=_REFUSALS)
     limits = OrderLimits(vocab_size=engine.config.vocab_size, tokens_max=engine.capacity.tokens_max)
     desk = _desk(options, role, engine, identity)
-    guides = GuideCompiler(lambda: read_vocabulary(model), engine.config.vocab_size)
     service = WorkerService(
         name=role.service,
         register=lambda grpc_server: role.register(grpc_server, rim, host, worker, limits, desk, guides),
