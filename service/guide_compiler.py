@@ -1,8 +1,8 @@
 """Guides as something that knows which tokens may follow: compiled by llguidance, over the bytes of a model's tokens.
 
 Workers make a matcher of each guided order, off their step threads; the gateway's checker tries whether a guide can be
-followed at all. Loads the vocabulary when it is told to or first asked. A matcher is a fold over the tokens of an answer: what it
-allows is a function of the guide and of these tokens. Knows no request and no sampling.
+followed at all. Loads the vocabulary when it is told to or first asked. A matcher is a fold over the tokens of an
+answer: what it allows is a function of the guide and of these tokens. Knows no request and no sampling.
 """
 
 import importlib.util
