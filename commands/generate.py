@@ -4,6 +4,7 @@ import argparse
 import os
 import sys
 from collections.abc import Sequence
+from pathlib import Path
 
 from commands import connection
 from crossdock.client import Client, Delta, Generation, Message, Prompt, RequestError
@@ -61,6 +62,12 @@ def _parser() -> argparse.ArgumentParser:
         "--token-ids", action="store_true", help="the prompt is token ids, and so is the answer"
     )
     parser.add_argument("--logprobs", type=int, metavar="N", help="a line per token: logprob, N alternatives")
+    guide = parser.add_mutually_exclusive_group()
+    guide.add_argument("--json-schema", metavar="FILE", help="the answer is JSON of the schema in this file")
+    guide.add_argument("--json", action="store_true", help="the answer is a JSON object")
+    guide.add_argument("--regex", help="the answer matches this expression")
+    guide.add_argument("--choice", action="append", help="the answer is one of these strings; repeatable")
+    guide.add_argument("--grammar", metavar="FILE", help="the answer follows the grammar (Lark) in this file")
     parser.add_argument("--timeout", type=float, metavar="SECONDS", help="for the whole answer")
     return parser
 
@@ -103,7 +110,20 @@ def _generation(flags: argparse.Namespace) -> Generation:
         ignore_eos=flags.ignore_eos,
         logprobs=flags.logprobs,
         timeout_s=flags.timeout,
+        json_schema=_content(flags.json_schema, "--json-schema"),
+        json_object=flags.json,
+        regex=flags.regex,
+        choice=None if flags.choice is None else tuple(flags.choice),
+        grammar=_content(flags.grammar, "--grammar"),
     )
+
+
+def _content(path: str | None, flag: str) -> str | None:
+    """Of a file that a flag names. Raises RequestError."""
+    try:
+        return None if path is None else Path(path).read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError):
+        raise RequestError("INVALID_ARGUMENT", f"{flag}: {path}: cannot be read as text") from None
 
 
 def _show(delta: Delta, flags: argparse.Namespace) -> None:

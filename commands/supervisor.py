@@ -1,7 +1,7 @@
 """Keeps a set of child processes running: starts them together, restarts what dies, stops them in order.
 
-Knows nothing of gateways or workers; `commands.serve` says what to run. Children are spawned, never forked,
-each in its own session so that Ctrl-C reaches only us, and each holds a pipe whose end is our death.
+Knows nothing of gateways or workers; `commands.serve` says what to run. Children are spawned, never forked, all in our
+session, so that their niceness counts among them; each holds a pipe whose end is our death.
 """
 
 import asyncio
@@ -152,7 +152,6 @@ class _Child:
             stdout=PIPE,
             stderr=PIPE,
             env=self.spec.environ,
-            start_new_session=True,
             limit=_LINE_BYTES_MAX,
         )
 

@@ -8,6 +8,8 @@ import asyncio
 import secrets
 import time
 from collections.abc import Callable, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from functools import partial
 from typing import Any, Protocol, TypeVar
 
@@ -30,6 +32,8 @@ from service import readiness, server, worker_rim
 from service.config import WorkerOptions
 from service.core_board import CoreBoard
 from service.errors import InvalidRequest
+from service.guide_compiler import GuideCompiler
+from service.guides import GuideRefused
 from service.machine import (
     KEPT_BYTES,
     bind_to_cores,
@@ -41,6 +45,7 @@ from service.machine import (
 from service.model_source import resolve_model
 from service.orders import OrderLimits
 from service.pulse import EngineThreads, Pulse, other_threads
+from service.read_vocabulary import read_vocabulary
 from service.reports import EndCause, Report, Response
 from service.worker_counts import TRANSFER_BYTES, TRANSFER_EVENTS, TRANSFERS
 from service.worker_process import (
@@ -57,6 +62,7 @@ _REFUSALS = {
     InvalidRequest: EndCause.INVALID,
     TicketRefused: EndCause.TICKET_REFUSED,
     InboxFull: EndCause.EXHAUSTED,
+    GuideRefused: EndCause.GUIDE_FAILED,
 }
 
 
@@ -84,7 +90,7 @@ _Options_contra = TypeVar("_Options_contra", bound=WorkerOptions, contravariant=
 
 class Role(Protocol[_Options_contra]):
     """What is particular about a role. service: full name of its gRPC service; response: its stream's message. nice:
-    how far it makes way for other processes of its machine."""
+    how far those of its threads that compute make way for all others of its machine."""
 
     service: str
     end: End
@@ -117,6 +123,7 @@ class Role(Protocol[_Options_contra]):
         worker: Any,
         limits: OrderLimits,
         desk: TicketDesk,
+        guides: GuideCompiler,
     ) -> None: ...
 
 
@@ -125,12 +132,23 @@ def run(options: _Options, role: Role[_Options]) -> None:
     model, if that can be told."""
     require_servable(options)
     role.require_allowed(options)
-    give_way(role.nice)
     board = None if options.core_board is None else CoreBoard.open(options.core_board)
     cores = CoreShare(own=options.cores or (), board=options.core_board, seat=options.core_seat)
-    wishes = EngineWishes.of(options, resolve_model(options.model), cores)
+    model = resolve_model(options.model)
+    wishes = EngineWishes.of(options, model, cores)
     progress = Progress(readiness.loading, time.monotonic)
-    engine = assemble(wishes, role.policy(options), memory_bytes=free_memory_bytes(), progress=progress)
+    # The threads that compute are begun by the one that assembles, and make way as it does.
+    computing = ThreadPoolExecutor(1, initializer=partial(give_way, role.nice))
+    with computing, ThreadPoolExecutor(1) as reading:
+        assembling = computing.submit(
+            assemble, wishes, role.policy(options), memory_bytes=free_memory_bytes(), progress=progress
+        )
+        vocabulary = reading.submit(read_vocabulary, model)
+        engine = assembling.result()
+    engine_threads = EngineThreads(other_threads())  # so far nobody else has made any that stay
+    guides = GuideCompiler(vocabulary.result, engine.config.vocab_size)
+    with suppress(GuideRefused):  # then each guided request is refused so
+        guides.load()
     keep_freed_memory(KEPT_BYTES)
     take_short_turns()
     if engine.note:
@@ -138,11 +156,17 @@ def run(options: _Options, role: Role[_Options]) -> None:
     if options.max_model_len is not None and engine.capacity.tokens_max < options.max_model_len:
         shorter = f"requests have at most {engine.capacity.tokens_max} tokens: more do not fit the KV blocks"
         structlog.get_logger().warning(shorter, max_model_len=options.max_model_len)
-    server.run(_serve(options, role, engine, board))
+    server.run(_serve(options, role, engine, board, guides, engine_threads))
 
 
-async def _serve(options: _Options, role: Role[_Options], engine: Engine, board: CoreBoard | None) -> None:
-    engine_threads = EngineThreads(other_threads())  # so far only the engine has made any
+async def _serve(
+    options: _Options,
+    role: Role[_Options],
+    engine: Engine,
+    board: CoreBoard | None,
+    guides: GuideCompiler,
+    engine_threads: EngineThreads,
+) -> None:
     identity = Identity(worker_id=options.worker_id, epoch=secrets.randbits(63))
     rim = WorkerRim(role.response, asyncio.get_running_loop())
 
@@ -155,6 +179,7 @@ async def _serve(options: _Options, role: Role[_Options], engine: Engine, board:
 
     def on_start() -> None:
         engine_threads.start()
+        give_way(role.nice)
         bind_to_cores(options.cores)
 
     loop = EngineLoop(
@@ -184,7 +209,7 @@ async def _serve(options: _Options, role: Role[_Options], engine: Engine, board:
     desk = _desk(options, role, engine, identity)
     service = WorkerService(
         name=role.service,
-        register=lambda grpc_server: role.register(grpc_server, rim, host, worker, limits, desk),
+        register=lambda grpc_server: role.register(grpc_server, rim, host, worker, limits, desk, guides),
         rim=rim,
         facts={
             "worker_id": options.worker_id,

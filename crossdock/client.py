@@ -5,13 +5,17 @@ types are importable as well, errors carry their reason and the fields they are 
 take up is tried again, on another server where there are several; one whose answer has begun never is.
 """
 
-from collections.abc import AsyncIterator, Iterator, Sequence
+import asyncio
+import time
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequence
 from types import TracebackType
+from typing import Any, TypeVar
 
 import grpc
 
 from crossdock import wire
 from crossdock.credentials import NOBODY, Credentials
+from crossdock.retries import Retries
 from crossdock.seeds import choice_seed
 from crossdock.targets import Target
 from crossdock.v1 import inference_pb2 as pb
@@ -55,6 +59,8 @@ __all__ = [
 
 DEFAULT_TARGET = "127.0.0.1:50051"
 
+T = TypeVar("T")
+
 
 class Client:
     """Blocking client. Safe to use from several threads. target: as in `crossdock.targets`. channel: one of your own
@@ -69,6 +75,7 @@ class Client:
     ) -> None:
         self._channel = channel or credentials.channel(target)
         self._metadata = credentials.metadata()
+        self._retries = Retries()
         self._stub = pb_grpc.InferenceServiceStub(self._channel)
 
     def __enter__(self) -> "Client":
@@ -86,36 +93,30 @@ class Client:
         """The whole answer at once. Raises RequestError, as every method here."""
         how = how or Generation()
         request = pb.GenerateRequest(spec=wire.spec(prompt, how))
-        try:
-            return wire.answer(
-                self._stub.Generate(request, timeout=wire.seconds(how.timeout_s), metadata=self._metadata)
-            )
-        except grpc.RpcError as error:
-            raise request_error(error) from None
+        return wire.answer(self._call(self._stub.Generate, request, how.timeout_s))
 
     def stream(self, prompt: Prompt, how: Generation | None = None) -> Iterator[Delta]:
         """Deltas as they are computed. Closing the iterator cancels the request."""
         how = how or Generation()
-        call = self._stub.GenerateStream(
-            pb.GenerateStreamRequest(spec=wire.spec(prompt, how)),
-            timeout=wire.seconds(how.timeout_s),
-            metadata=self._metadata,
-        )
-        try:
-            for response in call:
-                yield from wire.deltas(response)
-        except grpc.RpcError as error:
-            raise request_error(error) from None
-        finally:
-            call.cancel()
+        request = pb.GenerateStreamRequest(spec=wire.spec(prompt, how))
+        tries = self._retries.begin(wire.seconds(how.timeout_s))
+        while True:
+            call = self._stub.GenerateStream(request, timeout=tries.left_s(), metadata=self._metadata)
+            try:
+                for response in call:
+                    tries.begun()
+                    yield from wire.deltas(response)
+                tries.succeeded()
+                return
+            except grpc.RpcError as error:
+                pause = tries.pause_s(error)
+            finally:
+                call.cancel()
+            time.sleep(pause)
 
     def tokenize(self, prompt: str | Sequence[Message], *, model: str = "") -> tuple[int, ...]:
-        try:
-            return tuple(
-                self._stub.Tokenize(wire.tokenize_request(prompt, model), metadata=self._metadata).token_ids
-            )
-        except grpc.RpcError as error:
-            raise request_error(error) from None
+        request = wire.tokenize_request(prompt, model)
+        return tuple(self._call(self._stub.Tokenize, request).token_ids)
 
     def detokenize(
         self, token_ids: Sequence[int], *, model: str = "", include_special_tokens: bool = False
@@ -123,16 +124,22 @@ class Client:
         request = pb.DetokenizeRequest(
             model=model, token_ids=token_ids, include_special_tokens=include_special_tokens
         )
-        try:
-            return str(self._stub.Detokenize(request, metadata=self._metadata).text)
-        except grpc.RpcError as error:
-            raise request_error(error) from None
+        return str(self._call(self._stub.Detokenize, request).text)
 
     def models(self) -> tuple[Model, ...]:
-        try:
-            return wire.models(self._stub.ListModels(pb.ListModelsRequest(), metadata=self._metadata))
-        except grpc.RpcError as error:
-            raise request_error(error) from None
+        return wire.models(self._call(self._stub.ListModels, pb.ListModelsRequest()))
+
+    def _call(self, method: Callable[..., T], request: Any, timeout_s: float | None = None) -> T:
+        tries = self._retries.begin(wire.seconds(timeout_s))
+        while True:
+            try:
+                answer = method(request, timeout=tries.left_s(), metadata=self._metadata)
+            except grpc.RpcError as error:
+                pause = tries.pause_s(error)
+            else:
+                tries.succeeded()
+                return answer
+            time.sleep(pause)
 
 
 class AsyncClient:
@@ -147,6 +154,7 @@ class AsyncClient:
     ) -> None:
         self._channel = channel or credentials.aio_channel(target)
         self._metadata = credentials.metadata()
+        self._retries = Retries()
         self._stub = pb_grpc.InferenceServiceStub(self._channel)
 
     async def __aenter__(self) -> "AsyncClient":
@@ -164,41 +172,31 @@ class AsyncClient:
         """The whole answer at once. Raises RequestError, as every method here."""
         how = how or Generation()
         request = pb.GenerateRequest(spec=wire.spec(prompt, how))
-        try:
-            return wire.answer(
-                await self._stub.Generate(
-                    request, timeout=wire.seconds(how.timeout_s), metadata=self._metadata
-                )
-            )
-        except grpc.RpcError as error:
-            raise request_error(error) from None
+        return wire.answer(await self._call(self._stub.Generate, request, how.timeout_s))
 
     async def stream(self, prompt: Prompt, how: Generation | None = None) -> AsyncIterator[Delta]:
         """Deltas as they are computed. Closing the iterator cancels the request."""
         how = how or Generation()
-        call = self._stub.GenerateStream(
-            pb.GenerateStreamRequest(spec=wire.spec(prompt, how)),
-            timeout=wire.seconds(how.timeout_s),
-            metadata=self._metadata,
-        )
-        try:
-            async for response in call:
-                for delta in wire.deltas(response):
-                    yield delta
-        except grpc.RpcError as error:
-            raise request_error(error) from None
-        finally:
-            call.cancel()
+        request = pb.GenerateStreamRequest(spec=wire.spec(prompt, how))
+        tries = self._retries.begin(wire.seconds(how.timeout_s))
+        while True:
+            call = self._stub.GenerateStream(request, timeout=tries.left_s(), metadata=self._metadata)
+            try:
+                async for response in call:
+                    tries.begun()
+                    for delta in wire.deltas(response):
+                        yield delta
+                tries.succeeded()
+                return
+            except grpc.RpcError as error:
+                pause = tries.pause_s(error)
+            finally:
+                call.cancel()
+            await asyncio.sleep(pause)
 
     async def tokenize(self, prompt: str | Sequence[Message], *, model: str = "") -> tuple[int, ...]:
-        try:
-            return tuple(
-                (
-                    await self._stub.Tokenize(wire.tokenize_request(prompt, model), metadata=self._metadata)
-                ).token_ids
-            )
-        except grpc.RpcError as error:
-            raise request_error(error) from None
+        request = wire.tokenize_request(prompt, model)
+        return tuple((await self._call(self._stub.Tokenize, request)).token_ids)
 
     async def detokenize(
         self, token_ids: Sequence[int], *, model: str = "", include_special_tokens: bool = False
@@ -206,13 +204,21 @@ class AsyncClient:
         request = pb.DetokenizeRequest(
             model=model, token_ids=token_ids, include_special_tokens=include_special_tokens
         )
-        try:
-            return str((await self._stub.Detokenize(request, metadata=self._metadata)).text)
-        except grpc.RpcError as error:
-            raise request_error(error) from None
+        return str((await self._call(self._stub.Detokenize, request)).text)
 
     async def models(self) -> tuple[Model, ...]:
-        try:
-            return wire.models(await self._stub.ListModels(pb.ListModelsRequest(), metadata=self._metadata))
-        except grpc.RpcError as error:
-            raise request_error(error) from None
+        return wire.models(await self._call(self._stub.ListModels, pb.ListModelsRequest()))
+
+    async def _call(
+        self, method: Callable[..., Awaitable[T]], request: Any, timeout_s: float | None = None
+    ) -> T:
+        tries = self._retries.begin(wire.seconds(timeout_s))
+        while True:
+            try:
+                answer = await method(request, timeout=tries.left_s(), metadata=self._metadata)
+            except grpc.RpcError as error:
+                pause = tries.pause_s(error)
+            else:
+                tries.succeeded()
+                return answer
+            await asyncio.sleep(pause)

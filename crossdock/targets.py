@@ -1,7 +1,7 @@
-"""Where a client's calls go: one address, several, or all that a name stands for; and how they are spread and retried.
+"""Where a client's calls go: one address, several, or all that a name stands for; and how they are spread.
 
-The client opens a channel with what it finds here. Everything else is gRPC's: it dials, balances, watches health and
-tries again. Dials nothing.
+The client opens a channel with what it finds here. Everything else is gRPC's: it dials, balances and watches health.
+Dials nothing.
 """
 
 import ipaddress
@@ -22,22 +22,6 @@ _OPTIONS: tuple[tuple[str, str | int], ...] = (
     ("grpc.max_receive_message_length", 64 << 20),
     ("grpc.max_send_message_length", 64 << 20),
 )
-# A call is tried again only where nothing of its answer has come: gRPC commits it with the first message.
-_RETRIED = {
-    "methodConfig": [
-        {
-            "name": [{"service": _SERVICE}],
-            "retryPolicy": {
-                "maxAttempts": 3,
-                "initialBackoff": "0.05s",
-                "maxBackoff": "1s",
-                "backoffMultiplier": 2,
-                "retryableStatusCodes": ["UNAVAILABLE"],
-            },
-        }
-    ],
-    "retryThrottling": {"maxTokens": 100, "tokenRatio": 0.5},
-}
 _BALANCED = {
     "loadBalancingConfig": [{"round_robin": {}}],
     "healthCheckConfig": {"serviceName": _SERVICE},
@@ -61,8 +45,8 @@ def dialling(target: Target) -> Dialling:
     addresses = target.split(",") if isinstance(target, str) else list(target)
     name = addresses[0] if len(addresses) == 1 else _together(addresses)
     spread = len(addresses) > 1 or name.startswith("dns:")
-    config = _RETRIED | (_BALANCED if spread else {})
-    return Dialling(target=name, options=(*_OPTIONS, ("grpc.service_config", json.dumps(config))))
+    config = (("grpc.service_config", json.dumps(_BALANCED)),) if spread else ()
+    return Dialling(target=name, options=(*_OPTIONS, *config))
 
 
 def _together(addresses: Sequence[str]) -> str:

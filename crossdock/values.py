@@ -24,7 +24,9 @@ class Generation:
     """How to answer. None leaves a value to the server; ranges and defaults as in
     crossdock.v1.SamplingParams.
 
-    timeout_s: for the whole answer, None for none. logit_bias: by token id.
+    timeout_s: for the whole answer, None for none. logit_bias: by token id. json_schema, json_object, regex, choice,
+    grammar: what the answer must be, one of them at most, as in crossdock.v1.Guide; a schema is JSON text or what
+    `json` makes such text of.
     """
 
     model: str = ""
@@ -54,6 +56,13 @@ class Generation:
     frequency_penalty: float | None = None
     repetition_penalty: float | None = None
     logit_bias: Mapping[int, float] | None = None
+    json_schema: str | Mapping[str, object] | None = None
+    json_object: bool = False
+    regex: str | None = None
+    choice: tuple[str, ...] | None = None
+    grammar: str | None = None
+    prompt_logprobs: int | None = None
+    truncate_prompt_tokens: int | None = None
 
 
 class FinishReason(Enum):
@@ -85,7 +94,7 @@ class Usage:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Delta:
     """What is new in one choice. first_position: of token_ids[0] in it. finish: with the choice's last delta; usage:
-    with the last one of all."""
+    with the last one of all. prompt_logprobs: with the first one of all, when asked for; as in Answer."""
 
     text: str
     token_ids: tuple[int, ...]
@@ -94,6 +103,7 @@ class Delta:
     finish: FinishReason | None
     usage: Usage | None
     choice: int = 0
+    prompt_logprobs: tuple[TokenLogprob, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -110,7 +120,7 @@ class Choice:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Answer:
     """The whole of an answer. seed: the one that it is a function of. text, token_ids, logprobs, finish: of the first
-    of its choices."""
+    of its choices. prompt_logprobs: of the prompt's tokens but the first, when asked for."""
 
     request_id: str
     text: str
@@ -120,6 +130,7 @@ class Answer:
     usage: Usage
     seed: int
     choices: tuple[Choice, ...]
+    prompt_logprobs: tuple[TokenLogprob, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -1,7 +1,8 @@
 """Between the client's values and the messages of crossdock.v1. Decides nothing: limits are the server's."""
 
+import json
 import math
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import TypeVar, cast
 
 import grpc
@@ -35,7 +36,7 @@ def spec(prompt: Prompt, how: Generation) -> pb.GenerationSpec:
         chat = _chat(prompt)
     else:
         token_ids = _filled(pb.TokenIds, ids=[token for token in prompt if not isinstance(token, Message)])
-    return pb.GenerationSpec(
+    made = pb.GenerationSpec(
         model=how.model,
         text=text,
         token_ids=token_ids,
@@ -67,12 +68,42 @@ def spec(prompt: Prompt, how: Generation) -> pb.GenerationSpec:
             include_stop_string=how.include_stop_string,
         ),
         output=_filled(
-            pb.OutputOptions, logprobs=how.logprobs, include_special_tokens=how.include_special_tokens
+            pb.OutputOptions,
+            logprobs=how.logprobs,
+            include_special_tokens=how.include_special_tokens,
+            prompt_logprobs=how.prompt_logprobs,
         ),
         request_id=how.request_id,
         cache_salt=how.cache_salt,
-        priority=how.priority,
+        guide=_guide(how),
     )
+    kept = how.truncate_prompt_tokens
+    made.MergeFrom(_filled(pb.GenerationSpec, priority=how.priority, truncate_prompt_tokens=kept))
+    return made
+
+
+def _guide(how: Generation) -> pb.Guide | None:
+    """Raises RequestError for more than one rule, of which a message holds one only."""
+    given = {
+        "json_schema": _schema_text(how.json_schema),
+        "json_object": how.json_object or None,
+        "regex": how.regex,
+        "choice": None if how.choice is None else _filled(pb.Guide.Choices, strings=how.choice),
+        "grammar": how.grammar,
+    }
+    asked = {name: rule for name, rule in given.items() if rule is not None}
+    if len(asked) > 1:
+        raise RequestError("INVALID_ARGUMENT", f"{', '.join(asked)}: only one of them")
+    return _filled(pb.Guide, **asked) if asked else None
+
+
+def _schema_text(schema: str | Mapping[str, object] | None) -> str | None:
+    if schema is None or isinstance(schema, str):
+        return schema
+    try:
+        return json.dumps(schema)
+    except (TypeError, ValueError, RecursionError):
+        raise RequestError("INVALID_ARGUMENT", "json_schema: not what JSON can say") from None
 
 
 def seconds(timeout_s: float | None) -> float | None:
@@ -111,6 +142,7 @@ def deltas(response: pb.GenerateStreamResponse) -> Iterator[Delta]:
             finish=FinishReason(delta.finish.reason) if delta.HasField("finish") else None,
             usage=usage if number == len(response.deltas) else None,
             choice=delta.index,
+            prompt_logprobs=_prompt_logprobs(response.prompt_info) if number == 1 else (),
         )
 
 
@@ -135,6 +167,7 @@ def answer(response: pb.GenerateResponse) -> Answer:
         usage=_usage(response.usage),
         seed=response.prompt_info.seed,
         choices=choices,
+        prompt_logprobs=_prompt_logprobs(response.prompt_info),
     )
 
 
@@ -191,6 +224,10 @@ def _usage(usage: pb.Usage) -> Usage:
         completion_tokens=usage.completion_tokens,
         cached_tokens=usage.cached_tokens,
     )
+
+
+def _prompt_logprobs(info: pb.PromptInfo) -> tuple[TokenLogprob, ...]:
+    return _logprobs(info.token_ids[1:], info.prompt_logprobs)
 
 
 def _logprobs(token_ids: Sequence[int], logprobs: pb.Logprobs) -> tuple[TokenLogprob, ...]:

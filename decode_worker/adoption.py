@@ -5,15 +5,14 @@ Called by the worker on the step thread. Says what an order may ask of this work
 nothing.
 """
 
-from collections.abc import Iterable
-
 from decode_worker.beam_search import BeamSearch
 from decode_worker.reservations import Reservation
 from decode_worker.search import Search
 from engine.cache.block_pool import Credit
 from engine.cache.block_table import BlockTable
+from engine.constraint import Constraint
 from engine.core import EngineCore
-from engine.sequence import PREEMPTIONS_MAX, SamplingParams, Sequence, StopRules
+from engine.sequence import NO_TOKENS, PREEMPTIONS_MAX, SamplingParams, Sequence, StopRules
 from kvtransfer.events import FirstTokens
 from service.orders import AttemptRefused, Beam, Choice, SequenceOrder
 
@@ -48,7 +47,7 @@ def prompt_sequence(reservation: Reservation, computed: int) -> Sequence:
     alone = not others and order.branches() == 1
     preemptions = order.preemptions if alone else PREEMPTIONS_MAX
     sequence = _sequence(reservation, first, order.token_ids, computed, preemptions)
-    sequence.cached = computed
+    sequence.cached, sequence.scored = computed, order.prompt_logprobs
     sequence.twins = tuple(order.sampling(choice, SamplingParams) for choice in others)
     return sequence
 
@@ -99,28 +98,40 @@ def begin_search(
     return search
 
 
-def stop_rules(order: SequenceOrder) -> StopRules:
+def stop_rules(order: SequenceOrder, constraint: Constraint | None = None) -> StopRules:
     """When an answer ends by its tokens."""
     return StopRules(
         length_limit=order.length_limit(),
         min_length=order.prompt_tokens + order.min_tokens,
         stop_token_ids=order.stop_token_ids,
+        final_token_ids=constraint.ends if constraint is not None else NO_TOKENS,
     )
 
 
 def _sequence(
-    reservation: Reservation, choice: Choice, tokens: Iterable[int], computed: int, preemptions: int
+    reservation: Reservation, choice: Choice, tokens: tuple[int, ...], computed: int, preemptions: int
 ) -> Sequence:
     """One of the order's choices, so far."""
-    order = reservation.order
+    order, constraint = reservation.order, _constraint(reservation, tokens)
     return Sequence(
         id=(order.key.request_id, order.key.attempt, choice.index),
         tokens=list(tokens),
         sampling=order.sampling(choice, SamplingParams),
         prompt_tokens=order.prompt_tokens,
-        stop=stop_rules(order),
+        stop=stop_rules(order, constraint),
+        constraint=constraint,
         arrived=reservation.arrived,
         preemptions=preemptions,
         chain=reservation.chain.fork(),
         computed=computed,
     )
+
+
+def _constraint(reservation: Reservation, tokens: tuple[int, ...]) -> Constraint | None:
+    """At the end of these, which begin with the order's."""
+    if reservation.constraint is None:
+        return None
+    constraint = reservation.constraint.fork()
+    for token in tokens[len(reservation.order.token_ids) :]:
+        constraint.advance(token)
+    return constraint

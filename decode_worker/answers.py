@@ -12,10 +12,13 @@ from decode_worker.search import Search, reports_of
 from engine.cache.block_pool import Credit
 from engine.cache.block_table import BlockTable
 from engine.core import EngineCore, Output
-from engine.sequence import Sequence, SequenceId
+from engine.sampling import Sampled
+from engine.sequence import EndReason, Sequence, SequenceId
 from kvtransfer.events import FirstTokens
 from service.orders import AttemptKey, SequenceOrder
-from service.reports import TokenReport
+from service.reports import TokenEnd, TokenReport
+
+_END = {EndReason.STOP: TokenEnd.STOP, EndReason.LENGTH: TokenEnd.LENGTH}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -103,3 +106,17 @@ class Answers:
             self._searches.pop(key).end()
         for choice in tuple(self._running[key].sequences) if key in self._running else ():
             self.leave(key, choice)
+
+
+def report_of(
+    order: SequenceOrder,
+    choice: int,
+    position: int,
+    sampled: Sampled,
+    reason: EndReason | None,
+    cached_tokens: int = 0,
+) -> TokenReport:
+    """One choice's next token. reason: why it is its last one."""
+    end = _END[reason] if reason else None
+    place, (token, logprob, top) = position - order.prompt_tokens, sampled
+    return TokenReport(order.key, place, token, logprob, top, end, cached_tokens, choice)

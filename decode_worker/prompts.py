@@ -4,16 +4,19 @@ Called by the worker on the step thread. Books what became of every token of the
 afterwards.
 """
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
 from decode_worker.adoption import prompt_sequence
 from decode_worker.reservations import Reservation
 from engine.cache.block_pool import Credit
 from engine.cache.block_table import BlockTable
-from engine.core import EngineCore, Progress
-from engine.sequence import Sequence
+from engine.core import EngineCore
+from engine.scoring import Scored
+from engine.sequence import Progress, Sequence
 from service.orders import AttemptKey
+from service.reports import PromptReport
+from service.scores import Scores
 from service.token_books import TokenBooks, Waste
 
 
@@ -21,6 +24,7 @@ from service.token_books import TokenBooks, Waste
 class Prompt:
     """computed: tokens that were computed for it here."""
 
+    reservation: Reservation
     sequence: Sequence
     computed: int = 0
 
@@ -41,7 +45,7 @@ class Prompts:
         """table: of what is cached of it."""
         sequence = prompt_sequence(reservation, len(table) * self._block_size)
         sequence.table, sequence.credit = table, credit
-        self._prompts[reservation.order.key] = Prompt(sequence=sequence)
+        self._prompts[reservation.order.key] = Prompt(reservation=reservation, sequence=sequence)
         self._core.adopt(sequence)
 
     def advance(self, progress: Iterable[Progress]) -> int:
@@ -53,6 +57,14 @@ class Prompts:
                 prompt.computed += tokens
                 total += tokens
         return total
+
+    def scores(self, found: Iterable[Scored]) -> Iterator[tuple[str, PromptReport]]:
+        """What a step has said of their tokens, for the gateways that asked."""
+        for sequence, first, scores in found:
+            prompt = self._prompts[AttemptKey(request_id=sequence.id[0], attempt=sequence.id[1])]
+            key = prompt.reservation.order.key
+            report = PromptReport(key=key, first_position=first, scores=Scores.of(scores))
+            yield prompt.reservation.gateway, report
 
     def finish(self, key: AttemptKey) -> Sequence:
         """It has its first token. The caller now answers for its table and its credit."""

@@ -15,6 +15,7 @@ from engine.cache.block_pool import BlockPool, Credit
 from engine.cache.block_table import BlockTable, Owner, OwnerKind
 from engine.cache.coming import Coming
 from engine.cache.prefix_chain import PrefixChain, PrefixLink
+from engine.constraint import Constraint
 from engine.errors import IllegalTransition
 from engine.policy import SequenceView
 from engine.scheduling.admission import blocks_at_start
@@ -72,7 +73,7 @@ class Reservation:
     """blocks_max: blocks that all its sequences can ever need here. chain: names its prefixes. arrived: seconds on the
     worker's clock, in the past for what has waited elsewhere. ticket: as the gateway minted it, from the grant on
     without the blocks that are here already; None for a prompt that is computed here. unwanted: choices that nobody
-    reads any more."""
+    reads any more. constraint: of the order's guide, at its tokens; each sequence gets a fork."""
 
     gateway: str
     order: SequenceOrder
@@ -84,6 +85,7 @@ class Reservation:
     credit: Credit | None = None
     table: BlockTable | None = None
     unwanted: set[int] = field(default_factory=set)
+    constraint: Constraint | None = None
 
     def advance(self, event: ReservationEvent) -> None:
         """Take one legal transition. Raises IllegalTransition, and changes nothing, for any other."""
@@ -101,8 +103,10 @@ class Reservation:
 
     def links(self) -> list[PrefixLink]:
         """Of all full blocks that the hand-off would fill; where there is none, without the last token, which is
-        sampled from."""
+        sampled from, and of nothing that is to be scored."""
         tokens = self.order.token_ids
+        if self.ticket is None and self.order.prompt_logprobs is not None:
+            return []
         return self.chain.links(tokens, 0, self.chain.full_blocks(len(tokens) - (self.ticket is None)))
 
     def blocks_to_start(self) -> int:
@@ -135,6 +139,16 @@ class Reservations:
 
     def find(self, name: Name) -> Reservation | None:
         return self._reservations.get(name)
+
+    def gateway_of(self, name: Name) -> str:
+        """Who asked."""
+        return self._reservations[name].gateway
+
+    def end_choice(self, name: Name, choice: int) -> None:
+        """Nobody reads this choice any more, if there is such."""
+        reservation = self._reservations[name]
+        if choice in {each.index for each in reservation.order.choices}:
+            reservation.unwanted.add(choice)
 
     def asking(self) -> list[Reservation]:
         """The queue."""

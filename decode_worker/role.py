@@ -18,6 +18,7 @@ from kvtransfer.events import TargetEvent
 from kvtransfer.identity import Identity
 from kvtransfer.target_endpoint import TransferTarget
 from service.config import DecodeWorkerOptions, WorkerOptions
+from service.guide_compiler import GuideCompiler
 from service.orders import OrderLimits
 from service.reports import Report, Response
 from service.worker_rim import Host, WorkerRim
@@ -84,6 +85,7 @@ class DecodeRole:
         worker: DecodeWorker,
         limits: OrderLimits,
         desk: TicketDesk,
+        guides: GuideCompiler,
     ) -> None:
-        servicer = DecodeServicer(rim, host, worker, limits, desk)
+        servicer = DecodeServicer(rim, host, worker, limits, desk, guides)
         add_DecodeServiceServicer_to_server(servicer, grpc_server)

@@ -9,17 +9,17 @@ from collections.abc import Callable
 from dataclasses import replace
 
 from decode_worker.adoption import believable, require_possible
-from decode_worker.answers import Answers
+from decode_worker.answers import Answers, report_of
 from decode_worker.policy import DecodePolicy
 from decode_worker.prompts import Prompts
 from decode_worker.reservations import Name, Reservation, Reservations, ReservationState
 from engine.cache.block_pool import Credit, Ledger
 from engine.cache.block_table import BlockTable
 from engine.cache.kv_cache import KVCache
+from engine.constraint import Constraint
 from engine.core import EngineCore, Output, StepResult
-from engine.sampling import Sampled
 from engine.scheduling.admission import Room
-from engine.sequence import EndReason, Sequence, SequenceId, State
+from engine.sequence import Sequence, SequenceId, State
 from kvtransfer.errors import Overloaded, Reason, TicketRefused
 from kvtransfer.events import Closed, Failed, FirstTokens, Opened, Received, TargetEvent
 from kvtransfer.target_endpoint import TransferTarget
@@ -27,12 +27,12 @@ from kvtransfer.ticket import Ticket
 from service.load import WorkerLoad
 from service.orders import AttemptKey, AttemptRefused, SequenceOrder, superseded
 from service.reports import (
+    NOTHING_ALLOWED,
     AdoptedReport,
     EndCause,
     EndedReport,
     Report,
     ReservedReport,
-    TokenEnd,
     TokenReport,
 )
 from service.token_books import TokenBooks, TokenCounts, Waste
@@ -73,11 +73,13 @@ class DecodeWorker:
         self._counts = Counter[str]()
         self._prompts = Prompts(core, self._books, cache.layout.block_size)
 
-    def reserve(self, gateway: str, order: SequenceOrder, ticket: Ticket | None) -> None:
+    def reserve(
+        self, gateway: str, order: SequenceOrder, ticket: Ticket | None, constraint: Constraint | None = None
+    ) -> None:
         """Queue one attempt for blocks, once. Older attempts of the same request are void from now on. ticket: of the
-        hand-off; without one the prompt is computed here."""
+        hand-off; without one the prompt is computed here. constraint: of the order's guide, at its tokens."""
         try:
-            self._ask(gateway, order, ticket)
+            self._ask(gateway, order, ticket, constraint)
         except tuple(_REFUSALS) as error:
             self._refuse(gateway, order.key, error)
         self._grant()
@@ -95,10 +97,7 @@ class DecodeWorker:
             self._answers.leave(key, choice)
             self._grant()
             return
-        reservation = self._reservations.find(self._names[key])
-        assert reservation is not None
-        if choice in {each.index for each in reservation.order.choices}:
-            reservation.unwanted.add(choice)
+        self._reservations.end_choice(self._names[key], choice)
 
     def drop(self, gateway: str) -> None:
         """The gateway is gone: stop all it asked for."""
@@ -115,8 +114,12 @@ class DecodeWorker:
         computed = sum([count for _, count in result.progress])
         self._books.compute(computed)
         self._books.deliver(computed - self._prompts.advance(result.progress))
+        for gateway, report in self._prompts.scores(result.scored):
+            self._tell(gateway, report)
         for output in result.outputs:
             self._sampled(output)
+        for sequence in result.dead_ends:
+            self._dead_end(sequence)
         for sequence in result.preempted:
             self._counts[PREEMPTIONS] += 1
             if sequence.state is State.DETACHED:
@@ -159,11 +162,10 @@ class DecodeWorker:
     def load(self, step: int) -> WorkerLoad:
         pace = self._core.pace
         asking = self._reservations.asking()
-        seats = self._answers.seats() + self._reservations.seats()
         queued = sum(len(each.order.token_ids) for each in asking if each.ticket is None)
         return WorkerLoad(
             step=step,
-            running_sequences=seats,
+            running_sequences=self._answers.seats() + self._reservations.seats(),
             waiting_sequences=len(asking),
             waiting_tokens=self._prompts.uncomputed() + queued,
             free_blocks=self._core.pool.available,
@@ -174,7 +176,9 @@ class DecodeWorker:
             borrowed_core_ms=int(self._borrowed_s() * 1000),
         )
 
-    def _ask(self, gateway: str, order: SequenceOrder, ticket: Ticket | None) -> None:
+    def _ask(
+        self, gateway: str, order: SequenceOrder, ticket: Ticket | None, constraint: Constraint | None
+    ) -> None:
         """Raises AttemptRefused, TicketRefused or Overloaded."""
         block_size = self._cache.layout.block_size
         require_possible(
@@ -204,6 +208,7 @@ class DecodeWorker:
             blocks_max=order.blocks(block_size),
             chain=self._core.chain(order.cache_scope),
             arrived=order.arrived(self._clock()),
+            constraint=constraint,
         )
         self._reservations.ask(reservation)
         self._names[order.key] = reservation.name()
@@ -284,7 +289,7 @@ class DecodeWorker:
         running = self._answers.running(sequence.id)
         if running is not None:
             order, choice = running.order, sequence.id[2]
-            self._token(running.gateway, order, choice, position, sampled, sequence.end_reason)
+            self._token(running.gateway, report_of(order, choice, position, sampled, sequence.end_reason))
             if sequence.end_reason is not None:
                 self._answers.leave(order.key, choice)
             return
@@ -297,8 +302,7 @@ class DecodeWorker:
     def _hypothesis(self, key: AttemptKey, output: Output) -> None:
         gateway = self._answers.gateway_of(key)
         for report in self._answers.hear(key, output):
-            self._finished_sequences += report.end is not None
-            self._tell(gateway, report)
+            self._token(gateway, report)
 
     def _first_tokens(self, key: AttemptKey, output: Output) -> None:
         """A prompt was computed here. What goes on from it does so as if it had been handed over."""
@@ -314,8 +318,8 @@ class DecodeWorker:
         drawn = zip(order.choices, (output.sampled, *output.twins), strict=True)
         for choice, token in drawn if order.beam is None else ():
             end = sequence.stop.end_with(token.token, output.position + 1)
-            cached = sequence.cached
-            self._token(reservation.gateway, order, choice.index, output.position, token, end, cached)
+            told = report_of(order, choice.index, output.position, token, end, sequence.cached)
+            self._token(reservation.gateway, told)
             if end is None and choice.index not in reservation.unwanted:
                 going_on.append((choice.index, token.token))
         if going_on or order.beam is not None:
@@ -324,21 +328,16 @@ class DecodeWorker:
             self._core.pool.waive(sequence.credit)
             self._core.pool.release(sequence.table)
 
-    def _token(
-        self,
-        gateway: str,
-        order: SequenceOrder,
-        choice: int,
-        position: int,
-        sampled: Sampled,
-        reason: EndReason | None,
-        cached: int = 0,
-    ) -> None:
-        """Tell one choice's next token. reason: why it is its last one."""
-        end = _END[reason] if reason else None
-        place, (token, logprob, top) = position - order.prompt_tokens, sampled
-        self._tell(gateway, TokenReport(order.key, place, token, logprob, top, end, cached, choice))
-        self._finished_sequences += end is not None
+    def _token(self, gateway: str, report: TokenReport) -> None:
+        self._tell(gateway, report)
+        self._finished_sequences += report.end is not None
+
+    def _dead_end(self, sequence: Sequence) -> None:
+        """All of an attempt ends with the first of its choices that cannot go on."""
+        if (key := _key(sequence.id)) in self._live():
+            gateway, cause = self._gateway_of(key), EndCause.GUIDE_FAILED
+            self._end(key, Waste.GUIDE_FAILED)
+            self._tell(gateway, EndedReport(key=key, cause=cause, detail=NOTHING_ALLOWED))
 
     def _give_back(self, sequence: Sequence) -> None:
         """It goes on elsewhere, or here when there is room again: its gateway has all that it takes."""
@@ -378,9 +377,7 @@ class DecodeWorker:
     def _gateway_of(self, key: AttemptKey) -> str:
         if key in self._answers:
             return self._answers.gateway_of(key)
-        reservation = self._reservations.find(self._names[key])
-        assert reservation is not None
-        return reservation.gateway
+        return self._reservations.gateway_of(self._names[key])
 
 
 _REFUSALS: dict[type[Exception], EndCause] = {
@@ -388,7 +385,6 @@ _REFUSALS: dict[type[Exception], EndCause] = {
     TicketRefused: EndCause.TICKET_REFUSED,
     Overloaded: EndCause.EXHAUSTED,
 }
-_END = {EndReason.STOP: TokenEnd.STOP, EndReason.LENGTH: TokenEnd.LENGTH}
 
 
 def _key(sequence_id: SequenceId) -> AttemptKey:

@@ -32,8 +32,8 @@ class Batch:
     token_ids: int64 [T]. positions: int32 [T], absolute. slots: int64 [T], where each token's KV goes: block id *
     block size + offset. query_starts: int32 [S + 1], where each run begins in T, and T. context_lengths: int32 [S],
     tokens of the sequence up to the run's last one. block_tables: int32 [S, most blocks]; what a run does not need is
-    -1 or a block of the same sequence. rows: int64 [n], ascending places in T whose logits are wanted: last tokens of
-    runs. copies: done in order, before anything is computed.
+    -1 or a block of the same sequence. rows: int64 [n], ascending places in T whose logits are wanted. copies: done in
+    order, before anything is computed.
     """
 
     token_ids: Int64s

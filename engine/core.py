@@ -7,7 +7,6 @@ never asks who its caller is.
 
 from collections.abc import Sequence as Ordered
 from dataclasses import dataclass, replace
-from itertools import islice
 from typing import NamedTuple
 
 import numpy as np
@@ -20,21 +19,14 @@ from engine.cache.block_table import BlockTable, Owner, OwnerKind
 from engine.cache.coming import Coming
 from engine.cache.prefix_chain import PrefixChain
 from engine.cache.swap_space import SwapSpace
+from engine.draws import dead_ends, draw
 from engine.policy import Plan, Policy, View
-from engine.sampling import Sampled, Sampler, SampleRow
+from engine.sampling import Sampled, Sampler
 from engine.scheduling.headroom import Headroom
 from engine.scheduling.pace import Pace
-from engine.sequence import Event, SamplingParams, Sequence, SequenceId, State
+from engine.scoring import Scored, limited, read_scores, with_scored_rows
+from engine.sequence import EndReason, Event, Progress, Sequence, SequenceId, State
 from engine.views import SequenceViews
-
-NO_TOKENS: frozenset[int] = frozenset()
-
-
-class Progress(NamedTuple):
-    """A run of so many tokens was computed; the sequence's `computed` is past it."""
-
-    sequence: Sequence
-    tokens: int
 
 
 class Output(NamedTuple):
@@ -50,11 +42,14 @@ class Output(NamedTuple):
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StepResult:
     """What one step did. Empty when the policy found nothing that can run now. preempted: given up; those that are
-    DETACHED are here no more and own nothing, the others come back by themselves."""
+    DETACHED are here no more and own nothing, the others come back by themselves. scored: see `Sequence`. dead_ends:
+    finished, and not with a token: their constraints allowed none."""
 
     progress: tuple[Progress, ...] = ()
     outputs: tuple[Output, ...] = ()
     preempted: tuple[Sequence, ...] = ()
+    scored: tuple[Scored, ...] = ()
+    dead_ends: tuple[Sequence, ...] = ()
 
     def empty(self) -> bool:
         return not self.progress and not self.preempted
@@ -180,15 +175,18 @@ class EngineCore:
         view = self.view()
         plan = self._policy.plan(view, now)
         preempted = tuple(self._preempt(self._running[each]) for each in plan.preempt)
-        runs = self._prepare(plan, view)
+        runs = limited(self._prepare(plan, view))
         if runs or preempted:
             self._headroom = self._headroom.after_step(len(preempted))
         if not runs:
             return StepResult(preempted=preempted)
-        batch = self._batch(runs)
-        logits = self._runner.run(batch)
+        batch = with_scored_rows(self._batch(runs), runs)
+        scored, logits = read_scores(runs, self._runner.run(batch))
         outputs = self._commit(runs, logits)
-        return StepResult(progress=tuple(runs), outputs=outputs, preempted=preempted)
+        stuck = tuple([one for one, _ in runs if one.end_reason is EndReason.DEAD_END])
+        return StepResult(
+            progress=tuple(runs), outputs=outputs, preempted=preempted, scored=scored, dead_ends=stuck
+        )
 
     def _prepare(self, plan: Plan, view: View) -> list[Progress]:
         """Check the plan and start what it starts. What shares a prefix with another start of the same plan is left to
@@ -339,20 +337,17 @@ class EngineCore:
                 self._publish(sequence, (computed - count) // size)
         return self._sample(complete, logits)
 
-    def _sample(self, complete: Ordered[Sequence], logits: torch.Tensor) -> tuple[Output, ...]:
-        """A token for each of these, from its row of the logits, and one for each of its twins."""
+    def _sample(self, complete: list[Sequence], logits: torch.Tensor) -> tuple[Output, ...]:
+        """A token for each of these, from its row of the logits, and one for each of its twins; for a dead end none."""
         assert logits.shape[0] == len(complete), f"{logits.shape[0]} rows for {len(complete)} sequences"
-        rows = [_sample_row(sequence, sequence.sampling) for sequence in complete]
-        twins = [_sample_row(sequence, params) for sequence in complete for params in sequence.twins]
-        drawn = self._sampler.sample(logits, rows)
-        if not twins:
-            return tuple([self._append(one, sampled) for one, sampled in zip(complete, drawn, strict=True)])
-        shared = logits.repeat_interleave(torch.tensor([len(each.twins) for each in complete]), dim=0)
-        others = iter(self._sampler.sample(shared, twins))
-        return tuple(
-            self._append(one, sampled, tuple(islice(others, len(one.twins))))
-            for one, sampled in zip(complete, drawn, strict=True)
-        )
+        stuck = dead_ends(complete)
+        if stuck:
+            for index in stuck:
+                self._finish(complete[index], EndReason.DEAD_END)
+            kept = [index for index in range(len(complete)) if index not in stuck]
+            complete, logits = [complete[index] for index in kept], logits[kept]
+        drawn = draw(self._sampler, complete, logits)
+        return tuple([self._append(one, *tokens) for one, tokens in zip(complete, drawn, strict=True)])
 
     def _publish(self, sequence: Sequence, first: int) -> None:
         """Full blocks from `first` on can be found by others from now on."""
@@ -367,10 +362,14 @@ class EngineCore:
         sequence.append(sampled.token)
         sequence.twins = ()
         if sequence.end_reason is not None:
-            sequence.advance(Event.FINISH)
-            self._finished[sequence.id] = self._running.pop(sequence.id)
-            self._rest(sequence)
+            self._finish(sequence, sequence.end_reason)
         return Output(sequence, position, sampled, twins)
+
+    def _finish(self, sequence: Sequence, reason: EndReason) -> None:
+        sequence.end_reason = reason
+        sequence.advance(Event.FINISH)
+        self._finished[sequence.id] = self._running.pop(sequence.id)
+        self._rest(sequence)
 
     def _swap_space(self) -> SwapSpace:
         assert self._swap is not None
@@ -386,10 +385,3 @@ def _tokens(runs: Ordered[Progress]) -> list[int]:
     if all(count == 1 for _, count in runs):
         return [sequence.tokens[sequence.computed] for sequence, _ in runs]
     return [token for one, count in runs for token in one.tokens[one.computed : one.computed + count]]
-
-
-def _sample_row(sequence: Sequence, params: SamplingParams) -> SampleRow:
-    """How a token that follows it is drawn."""
-    rules, position = sequence.stop, len(sequence.tokens)
-    banned = rules.stop_token_ids if position < rules.min_length else NO_TOKENS
-    return SampleRow(params, position, banned, sequence.adjustments)

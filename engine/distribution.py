@@ -91,6 +91,14 @@ def log_total(logits: Logits) -> float:
     return float(top) + float(np.log(np.exp(np.subtract(logits, top, dtype=np.float64)).sum()))
 
 
+def logprobs_of(logits: Logits, token: int, alternatives: int) -> tuple[float, tuple[tuple[int, float], ...]]:
+    """The model's own logprob of one token, and (token id, logprob) of the likeliest ones, the likeliest first, lower
+    ids first among equals. alternatives: how many of these; a vocabulary's worth at most."""
+    total, count = log_total(logits), min(alternatives, len(logits))
+    best = descending(logits, largest(logits, count)) if count else ()
+    return float(logits[token]) - total, tuple((int(id_), float(logits[id_]) - total) for id_ in best)
+
+
 def _weights(logits: Logits, temperature: float) -> Weights:
     scores: Weights = np.subtract(logits, logits.max(), dtype=np.float64)
     with np.errstate(over="ignore", under="ignore"):

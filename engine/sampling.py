@@ -13,7 +13,8 @@ import numpy as np
 import torch
 
 from engine.adjustments import Adjustments
-from engine.distribution import Logits, descending, filtered, largest, log_total
+from engine.constraint import TokenMask, admits
+from engine.distribution import Logits, filtered, logprobs_of
 from engine.errors import NonFiniteLogits
 from engine.noise import uniform
 from engine.sequence import SamplingParams
@@ -24,13 +25,15 @@ class SampleRow(NamedTuple):
 
     position: absolute position of the token to be sampled, from 0. banned: token ids that may not be sampled
     here, such as stop tokens before the minimum length; some other token must be left. adjustments: biases and
-    penalties, None for none.
+    penalties, None for none. allowed: the only tokens that may be sampled, at least one; where all of these are banned,
+    the ban gives way. None for no such rule.
     """
 
     params: SamplingParams
     position: int
     banned: frozenset[int] = frozenset()
     adjustments: Adjustments | None = None
+    allowed: TokenMask | None = None
 
 
 class Sampled(NamedTuple):
@@ -68,8 +71,8 @@ class Sampler:
             Sampled(greedy, None, ())
             if row.params.temperature == 0.0
             and row.params.logprobs is None
-            and not row.banned
             and row.adjustments is None
+            and _free(row)
             else _sample_row(values[index], row, greedy)
             for index, (row, greedy) in enumerate(zip(rows, likeliest.tolist(), strict=True))
         ]
@@ -79,14 +82,26 @@ def _sample_row(logits: Logits, row: SampleRow, likeliest: int) -> Sampled:
     token = _token(logits, row, likeliest)
     if row.params.logprobs is None:
         return Sampled(token=token, logprob=None, top=())
-    total = log_total(logits)
-    count = min(row.params.logprobs, len(logits))
-    best = descending(logits, largest(logits, count)) if count else ()
-    return Sampled(
-        token=token,
-        logprob=float(logits[token]) - total,
-        top=tuple((int(id_), float(logits[id_]) - total) for id_ in best),
-    )
+    logprob, top = logprobs_of(logits, token, row.params.logprobs)
+    return Sampled(token=token, logprob=logprob, top=top)
+
+
+def _free(row: SampleRow) -> bool:
+    """Whether any token may be drawn."""
+    return not row.banned and row.allowed is None
+
+
+def _admitted(logits: Logits, row: SampleRow) -> Logits:
+    """The logits with -inf for what may not be drawn. What alone is allowed can be drawn, whatever the model thinks."""
+    if row.allowed is None:
+        logits = logits.copy()
+        logits[list(row.banned)] = -np.inf
+        return logits
+    admitted = admits(row.allowed, len(logits))
+    unbanned = admitted.copy()
+    unbanned[list(row.banned)] = False
+    chosen = unbanned if unbanned.any() else admitted
+    return np.where(chosen, np.maximum(logits, np.finfo(np.float32).min), np.float32(-np.inf))
 
 
 def _token(logits: Logits, row: SampleRow, likeliest: int) -> int:
@@ -94,9 +109,8 @@ def _token(logits: Logits, row: SampleRow, likeliest: int) -> int:
     if row.adjustments is not None:
         logits = row.adjustments.apply(logits)
         likeliest = int(logits.argmax())
-    if row.banned:
-        logits = logits.copy()
-        logits[list(row.banned)] = -np.inf
+    if not _free(row):
+        logits = _admitted(logits, row)
         likeliest = int(logits.argmax())
         assert np.isfinite(logits[likeliest]), f"all tokens are banned at position {row.position}"
     if params.temperature == 0.0:

@@ -7,16 +7,19 @@ everybody else sees frozen views. Never decides anything: what comes next is a p
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import Enum, auto
-from typing import TypeAlias
+from typing import NamedTuple, TypeAlias
 
 from engine.adjustments import Adjustments, Biases, adjustments_of
 from engine.cache.block_pool import Credit
 from engine.cache.block_table import BlockTable
 from engine.cache.prefix_chain import PrefixChain
+from engine.constraint import Constraint
 from engine.errors import IllegalTransition
 
 SequenceId: TypeAlias = tuple[str, int, int]
 """(request id, attempt, choice)."""
+
+NO_TOKENS: frozenset[int] = frozenset()
 
 PREEMPTIONS_MAX = 2
 """A sequence that was given up this often is promised all blocks that it can ever need, and is not given up again."""
@@ -51,14 +54,24 @@ class StopRules:
 
     length_limit: tokens in all, prompt included, at which the sequence ends. min_length: tokens in all before
     which no stop token is sampled. stop_token_ids: end-of-sequence tokens included unless they are ignored.
+    final_token_ids: of a constrained sequence, what says that it is complete: drawn before its time only where the
+    constraint allows nothing else, and the end at any length.
     """
 
     length_limit: int
     min_length: int = 0
     stop_token_ids: frozenset[int] = frozenset()
+    final_token_ids: frozenset[int] = frozenset()
+
+    def banned_after(self, length: int) -> frozenset[int]:
+        """What may not follow so many tokens."""
+        banned = self.stop_token_ids if length < self.min_length else NO_TOKENS
+        return banned | (self.final_token_ids - self.stop_token_ids) if self.final_token_ids else banned
 
     def end_with(self, token: int, length: int) -> "EndReason | None":
         """Whether a run of so many tokens ends with this one."""
+        if token in self.final_token_ids:
+            return EndReason.STOP
         if token in self.stop_token_ids and length > self.min_length:
             return EndReason.STOP
         return EndReason.LENGTH if length >= self.length_limit else None
@@ -97,6 +110,8 @@ TRANSITIONS: Mapping[tuple[State, Event], State] = {
 class EndReason(Enum):
     STOP = auto()
     LENGTH = auto()
+    DEAD_END = auto()
+    """Its constraint allowed no token. The last token that it has is an ordinary one."""
 
 
 @dataclass(slots=True, kw_only=True)
@@ -110,7 +125,9 @@ class Sequence:
     up, here or elsewhere. twins: how further tokens are drawn from the row that its next one is drawn from, for other
     choices that begin with the same tokens, with the same penalties and biases. prompt_tokens: how many of the tokens
     that it was made with come before the answer; needed for penalties and biases only. adjustments: what these make of
-    the known tokens.
+    the known tokens. scored: alternatives of each known token after the first, None where nobody asks how likely these
+    are; where somebody does, all of them are computed, whatever is cached. constraint: what its further tokens, and its
+    twins' next ones, may be.
     """
 
     id: SequenceId
@@ -124,6 +141,8 @@ class Sequence:
     cached: int = 0
     preemptions: int = 0
     twins: tuple[SamplingParams, ...] = ()
+    scored: int | None = None
+    constraint: Constraint | None = None
     table: BlockTable | None = None
     row: int | None = None
     credit: Credit | None = None
@@ -169,3 +188,12 @@ class Sequence:
         if self.adjustments is not None:
             self.adjustments = self.adjustments.after(token)
         self.end_reason = self.stop.end_with(token, len(tokens))
+        if self.constraint is not None and self.end_reason is None:
+            self.constraint.advance(token)
+
+
+class Progress(NamedTuple):
+    """A run of so many tokens of a sequence. Once it is computed, the sequence's `computed` is past it."""
+
+    sequence: Sequence
+    tokens: int

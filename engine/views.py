@@ -81,7 +81,9 @@ class SequenceViews:
         return blocks_at_start(known, self.blocks_for(sequence.positions_max()), sequence.preemptions)
 
     def usable_links(self, sequence: Sequence) -> list[PrefixLink]:
-        """What may come from the cache: not the last token, which is sampled from."""
+        """What may come from the cache: not the last token, which is sampled from, and nothing that is to be scored."""
+        if sequence.scored is not None:
+            return []
         return sequence.chain.links(sequence.tokens, 0, (len(sequence.tokens) - 1) // self._block_size)
 
     def blocks_for(self, tokens: int) -> int:

@@ -14,13 +14,14 @@ from gateway.mailbox import DeadlinePassed, Delivery, Letter, Mailbox, WorkerLos
 from gateway.request import TokenBatch
 from gateway.worker_pool import WorkerRecord
 from kvtransfer.ticket import Ticket, seal
-from service.errors import DeadlineExpired, Exhausted, InternalFault, ServiceError
+from service.errors import DeadlineExpired, Exhausted, GuideFailed, InternalFault, ServiceError
 from service.orders import SequenceOrder, to_spec
 from service.reports import (
     AdoptedReport,
     EndCause,
     EndedReport,
     HandedOverReport,
+    PromptReport,
     ReservedReport,
     TokenReport,
 )
@@ -163,6 +164,8 @@ class Attempt:
         match letter:
             case TokenReport():
                 return self._token(sender, letter)
+            case PromptReport():
+                self._scores(sender, letter)
             case ReservedReport():
                 self._advance(Happening.GRANTED)
                 self._reserved(letter.blocks_held)
@@ -191,6 +194,13 @@ class Attempt:
             raise IllegalHappening(f"{blocks_held} blocks held of {ticket.num_blocks}")
         self._target = replace(self._target, ticket=replace(ticket, first_block=blocks_held))
         self._submit()
+
+    def _scores(self, sender: str, report: PromptReport) -> None:
+        """Whoever computes the prompt says how likely it is, while it does."""
+        if sender != self._computer.address or not self._first_tokens_due:
+            raise IllegalHappening("logprobs of a prompt that is not computed there")
+        after(self.phase, Happening.FIRST_TOKEN)
+        next(iter(self._journals.values())).score(report)
 
     def _token(self, sender: str, report: TokenReport) -> TokenBatch | None:
         choice = report.choice
@@ -229,6 +239,8 @@ class Attempt:
                 self._fail(sender, Exhausted("the workers' queues are full", retry_after_ms=RETRY_AFTER_MS))
             case EndCause.INVALID:
                 self._fail(sender, InternalFault("a worker refused what the gateway had accepted"))
+            case EndCause.GUIDE_FAILED if self._order.guide is not None:
+                self._fail(sender, GuideFailed())
             case EndCause.DEADLINE:
                 self._fail(sender, DeadlineExpired(TOO_LATE))
             case EndCause.PREEMPTED if self._may_preempt(sender):
@@ -285,4 +297,5 @@ def _joined(batches: list[TokenBatch]) -> TokenBatch:
         end=batches[-1].end,
         cached_tokens=max(batch.cached_tokens for batch in batches),
         choice=batches[0].choice,
+        scores=batches[0].scores,
     )

@@ -19,8 +19,8 @@ from jinja2.parser import Parser
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 from jinja2.utils import Namespace
 
-from gateway.errors import ModelFilesError
 from service.errors import FieldViolation, InvalidRequest
+from service.model_source import ModelFilesError
 
 FIELD = "chat.messages"
 

@@ -75,3 +75,5 @@ def _not_with_beam(spec: inference_pb2.GenerationSpec) -> Iterator[FieldViolatio
         yield FieldViolation(field=f"sampling.{field}", description="not with beam search")
     if spec.stop.strings:
         yield FieldViolation(field="stop.strings", description="not with beam search")
+    if spec.output.HasField("prompt_logprobs"):
+        yield FieldViolation(field="output.prompt_logprobs", description="not with beam search")

@@ -6,6 +6,8 @@ from gateway.request import Request
 
 TOKEN_BYTES = 36
 """Of a token in a prompt, as Python holds it."""
+SCORE_BYTES = 68
+"""Of the logprob of a token in a prompt, or of one of its alternatives."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -47,11 +49,13 @@ def cost_of(request: Request) -> Cost:
     if request.beam is not None:
         branches = max(branches, request.beam.width)
     texts = sum(len(string) for string in request.stop.strings) + len(request.cache_salt)
+    texts += 0 if request.guide is None else len(request.guide.text)
     tokens = prompt + branches * request.stop.max_tokens
+    scores = 0 if request.prompt_logprobs is None else prompt * (1 + request.prompt_logprobs)
     return Cost(
         requests=1,
         tokens=tokens,
         prompt_tokens=prompt,
         branches=branches,
-        bytes=TOKEN_BYTES * tokens + texts,
+        bytes=TOKEN_BYTES * tokens + SCORE_BYTES * scores + texts,
     )

@@ -4,7 +4,8 @@ The HTTP routes return it as their response. An error after the first byte is a 
 the stream ends. However it ends, the answer's generator is closed.
 """
 
-from collections.abc import AsyncGenerator, Iterable, Mapping
+import asyncio
+from collections.abc import AsyncGenerator, Mapping
 from contextlib import aclosing
 
 import orjson
@@ -50,10 +51,10 @@ class EventStream(Response):
     async def _say(self, send: Send) -> bytes:
         """Everything but the last frame, which it returns."""
         try:
-            await _send(send, self._answer.chunks(*self._first))
+            await _send(send, await self._frames(*self._first))
             async for index, delta in self._rest:
-                await _send(send, self._answer.chunks(index, delta))
-            await _send(send, self._answer.closing())
+                await _send(send, await self._frames(index, delta))
+            await _send(send, b"".join(map(_frame, self._answer.closing())))
         except ServiceError as error:
             return _frame(error_object(error))
         except Exception:
@@ -61,9 +62,16 @@ class EventStream(Response):
             return _frame(error_object(InternalFault("internal error")))
         return _DONE
 
+    async def _frames(self, index: int, delta: Delta) -> bytes:
+        """What there is to say of a whole prompt is said on another thread."""
 
-async def _send(send: Send, chunks: Iterable[JsonObject]) -> None:
-    body = b"".join(map(_frame, chunks))
+        def frames() -> bytes:
+            return b"".join(map(_frame, self._answer.chunks(index, delta)))
+
+        return frames() if delta.scores is None else await asyncio.to_thread(frames)
+
+
+async def _send(send: Send, body: bytes) -> None:
     if body:
         await send({"type": "http.response.body", "body": body, "more_body": True})
 

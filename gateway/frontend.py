@@ -5,7 +5,7 @@ no streams but its own deltas.
 """
 
 import asyncio
-from collections.abc import AsyncGenerator, Callable
+from collections.abc import AsyncGenerator, Awaitable, Callable
 from contextlib import aclosing
 from dataclasses import dataclass
 from datetime import datetime
@@ -14,9 +14,11 @@ from typing import TypeVar
 from crossdock.v1 import inference_pb2
 from gateway import prompt, validation
 from gateway.generation import Delta, TokenSource, generate
+from gateway.guide_check import refuse_guides
 from gateway.request import ModelCard, Request
 from gateway.tokenizer import Tokenizer
 from service.errors import ServiceError
+from service.guides import Guide
 from service.metrics import Metrics
 from service.timeline import Instant, Timeline
 
@@ -29,7 +31,8 @@ T = TypeVar("T")
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Frontend:
     """card: the served model as it is known now. ready: whether new work is welcome. monotonic: seconds;
-    wall: for dates that people read. require_room: raises Exhausted when nothing of a tenant would be taken."""
+    wall: for dates that people read. require_room: raises Exhausted when nothing of a tenant would be taken.
+    require_guide: raises InvalidRequest for a guide that cannot be followed, Exhausted when it cannot be told now."""
 
     card: Callable[[], ModelCard]
     tokenizer: Tokenizer
@@ -41,6 +44,7 @@ class Frontend:
     wall: Callable[[], datetime]
     ready: Callable[[], bool]
     require_room: Callable[[str], None]
+    require_guide: Callable[[Guide], Awaitable[None]] = refuse_guides
 
     async def accept(
         self,
@@ -69,7 +73,10 @@ class Frontend:
                 streamed=streamed,
             )
 
-        return await _off_loop(work, 0 if spec.HasField("token_ids") else spec.ByteSize())
+        request = await _off_loop(work, 0 if spec.HasField("token_ids") else spec.ByteSize())
+        if request.guide is not None:
+            await self.require_guide(request.guide)
+        return request
 
     async def generate(self, request: Request) -> AsyncGenerator[Delta, None]:
         """The answer. Raises ServiceError; closing it cancels the work. Every end is counted once."""

@@ -19,8 +19,8 @@ from gateway.admission import Admission, Bounds
 from gateway.api_keys import ApiKeys
 from gateway.attach import DECODE, PREFILL, Dialect, make_hello
 from gateway.control import ControlServicer
-from gateway.errors import ModelFilesError
 from gateway.frontend import Frontend
+from gateway.guide_check import GuideCheck
 from gateway.http_server import HttpServer
 from gateway.malformed import MalformedMessages
 from gateway.openai_http import openai_app
@@ -40,7 +40,7 @@ from service.garbage import freeze_garbage
 from service.guard import Guard
 from service.health import HEALTH, Health
 from service.metrics import Metrics, Pool
-from service.model_source import resolve_model
+from service.model_source import ModelFilesError, resolve_model
 from service.orca import OpenRca
 from service.readiness import announce
 from service.startup import StartupError
@@ -61,14 +61,17 @@ def run(options: GatewayOptions) -> None:
     except ModelFilesError as error:
         raise StartupError(str(error)) from error
     name = options.served_model_name or (options.model if options.model == DEFAULT_MODEL else path.stem)
-    server.run(_Gateway(options, name, tokenizer).serve())
+    server.run(_Gateway(options, name, tokenizer, GuideCheck(path)).serve())
 
 
 class _Gateway:
     """The parts, and their order of starting and ending."""
 
-    def __init__(self, options: GatewayOptions, name: str, tokenizer: Tokenizer) -> None:
+    def __init__(
+        self, options: GatewayOptions, name: str, tokenizer: Tokenizer, guide_check: GuideCheck
+    ) -> None:
         self._options = options
+        self._guide_check = guide_check
         epoch = secrets.randbits(63)
         hello = make_hello(f"gateway-{epoch:x}", epoch)
         ticket_key = options.ticket_key.get_secret_value()
@@ -110,6 +113,7 @@ class _Gateway:
             wall=datetime.now,
             ready=self._ready.is_set,
             require_room=self._admission.require_room,
+            require_guide=guide_check.require,
         )
         self._utilization = Utilization(
             self._prefills, self._decodes, self._admission, options.queue_requests_max, time.monotonic
@@ -159,7 +163,7 @@ class _Gateway:
                 self._health,
                 grace_s=options.shutdown_timeout,
                 before_stop=self._linger,
-                cleanups=[http.stop],
+                cleanups=[http.stop, self._guide_check.close],
             )
             for task in (*background, announcing):
                 task.cancel()

@@ -13,6 +13,7 @@ from gateway.request import EndReason, Request, Token, TokenBatch
 from gateway.text import TextFold
 from gateway.tokenizer import Tokenizer
 from service.errors import InternalFault
+from service.scores import Scores
 
 
 class TokenSource(Protocol):
@@ -49,7 +50,8 @@ class Delta(NamedTuple):
     """Of one choice. text: became certain with these tokens. first_position: of tokens[0] in the answer, from 0;
     consecutive over an answer. cached_tokens: prompt tokens found in a cache, known from the first delta on. finish: in
     the choice's last delta only. seed: what the choice is a function of. unseen_tokens: of answers that were generated
-    and are not shown."""
+    and are not shown. scores: of the prompt without its first token, with the first delta of each choice, when asked
+    for."""
 
     text: str
     tokens: tuple[Token, ...]
@@ -59,6 +61,7 @@ class Delta(NamedTuple):
     choice: int = 0
     seed: int = 0
     unseen_tokens: int = 0
+    scores: Scores | None = None
 
 
 async def generate(
@@ -86,7 +89,7 @@ async def _all(request: Request, source: TokenSource, tokenizer: Tokenizer) -> A
         async for batch in batches:
             if batch.choice in ended:
                 continue
-            delta = tellings[batch.choice].tell(batch)
+            delta = tellings[batch.choice].tell(batch)._replace(scores=batch.scores)
             if delta.finish is not None:
                 ended.add(batch.choice)
                 if len(ended) == len(tellings):
@@ -112,6 +115,7 @@ def _whole(deltas: list[Delta]) -> Delta:
         text="".join(delta.text for delta in deltas),
         tokens=tuple(token for delta in deltas for token in delta.tokens),
         first_position=0,
+        scores=deltas[0].scores,
     )
 
 
@@ -121,6 +125,7 @@ class _Telling:
     def __init__(self, request: Request, tokenizer: Tokenizer, choice: int) -> None:
         self._choice = choice
         self._seed = request.seed_of(choice)
+        self._prompt_only = request.prompt_only
         self._stop = request.stop
         self._eos_token_ids = tokenizer.eos_token_ids
         self._position = 0
@@ -139,6 +144,8 @@ class _Telling:
         for offset, token in enumerate(batch.tokens):
             assert token.position == first + offset, "positions are consecutive"
         self._cached_tokens = max(self._cached_tokens, batch.cached_tokens)
+        if self._prompt_only:
+            return self._delta("", (), Finish(reason=EndReason.LENGTH, matched=None))
         shown = self._shown(batch)
         pushed = self._fold.push([token.token_id for token in shown])
         if pushed.stop_string is not None:

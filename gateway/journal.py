@@ -4,10 +4,11 @@ Prompt, parameters and every token already emitted. A token is shown to the clie
 position once, without gap. Talks to nobody.
 """
 
+from gateway.prompt_scores import PromptScores
 from gateway.request import EndReason, Request, Token, TokenBatch
 from gateway.request_prefix import RequestPrefix
 from service.orders import PREEMPTIONS_MAX, AttemptKey, Choice, SequenceOrder
-from service.reports import TokenEnd, TokenReport
+from service.reports import PromptReport, TokenEnd, TokenReport
 
 _ENDS = {TokenEnd.STOP: EndReason.STOP, TokenEnd.LENGTH: EndReason.LENGTH}
 
@@ -18,11 +19,19 @@ class Divergence(Exception):
 
 class Journal:
     """wire_id: the choice's name between our processes; the client's own id may not be unique. cache_scope: whose
-    cached prefixes it may use. prefix: names of what an attempt from here begins with. ended: the answer is
-    complete."""
+    cached prefixes it may use. scores: of the prompt, shared with the request's other choices. prefix: names of what an
+    attempt from here begins with and need not compute. ended: the answer is complete."""
 
-    def __init__(self, request: Request, wire_id: str, cache_scope: bytes = b"", choice: int = 0) -> None:
+    def __init__(
+        self,
+        request: Request,
+        wire_id: str,
+        cache_scope: bytes = b"",
+        choice: int = 0,
+        scores: PromptScores | None = None,
+    ) -> None:
         self.request = request
+        self._scores = scores or PromptScores(request)
         self.choice = choice
         self.ended = False
         self._cache_scope = cache_scope
@@ -47,7 +56,7 @@ class Journal:
     def begin(self) -> None:
         """A new attempt: what older ones sent ahead of their turn is void."""
         self._ahead.clear()
-        self.prefix.grow(self._known_tokens())
+        self.prefix.grow(() if self._scores.due() else self._known_tokens())
 
     def preempted(self, times: int) -> bool:
         """A worker gave the sequence up, for the so manieth time. False for one that had no right to."""
@@ -69,6 +78,13 @@ class Journal:
             self._ahead[report.position] = report
         return self._consecutive()
 
+    def score(self, report: PromptReport) -> None:
+        """Enter how likely a part of the prompt is. Raises Divergence for what cannot be."""
+        if not self._scores.take(report):
+            raise Divergence(
+                f"{len(report.scores)} logprobs from token {report.first_position} of the prompt on"
+            )
+
     def order(self, attempt: int, time_left_ms: int | None) -> SequenceOrder:
         """What a worker needs to go on from here."""
         request = self.request
@@ -88,8 +104,10 @@ class Journal:
             time_left_ms=time_left_ms,
             cache_scope=self._cache_scope,
             beam=request.beam,
+            guide=request.guide,
             preemptions=self._preemptions,
             priority=request.priority,
+            prompt_logprobs=request.prompt_logprobs if self._scores.due() else None,
             presence_penalty=request.sampling.presence_penalty,
             frequency_penalty=request.sampling.frequency_penalty,
             repetition_penalty=request.sampling.repetition_penalty,
@@ -107,11 +125,14 @@ class Journal:
         return ahead.token_id if ahead is not None else None
 
     def _require_possible(self, report: TokenReport) -> None:
-        """An answer ends at its last position or with a stop token, and says so."""
+        """An answer ends at its last position or with a stop token, and says so. What is wanted of the prompt comes
+        before its first token; what another worker says of later ones may overtake both."""
+        if report.position == 0 and self._scores.due():
+            raise Divergence("position 0: before all logprobs of the prompt")
         stop, position = self.request.stop, report.position
         if position >= stop.max_tokens:
             raise Divergence(f"position {position}: the answer ends at {stop.max_tokens}")
-        if report.end is TokenEnd.STOP and report.token_id not in stop.token_ids:
+        if report.end is TokenEnd.STOP and not stop.ends(report.token_id):
             raise Divergence(f"position {position}: no stop token")
         if report.end is not TokenEnd.STOP and (report.end is not None) != (position == stop.max_tokens - 1):
             raise Divergence(f"position {position}: of {stop.max_tokens}, and the end is {report.end}")
@@ -125,7 +146,10 @@ class Journal:
                 cached = report.cached_tokens
             end = _ENDS[report.end] if report.end else None
         self.ended = self.ended or end is not None
-        return TokenBatch(tokens=tuple(tokens), end=end, cached_tokens=cached, choice=self.choice)
+        scores = self._scores.all() if tokens and tokens[0].position == 0 else None
+        return TokenBatch(
+            tokens=tuple(tokens), end=end, cached_tokens=cached, choice=self.choice, scores=scores
+        )
 
 
 def _token(report: TokenReport) -> Token:

@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from crossdock.v1 import inference_pb2
 from gateway.generation import Delta, EndOfSequence, Finish, StopString, StopToken
 from gateway.request import EndReason, ModelCard, Request, Token
+from service.scores import Scores
 
 _REASONS = {
     EndReason.STOP: inference_pb2.FINISH_REASON_STOP,
@@ -45,7 +46,9 @@ def whole(request: Request, deltas: Sequence[Delta]) -> inference_pb2.GenerateRe
     assert usage is not None, "every choice has ended"
     return inference_pb2.GenerateResponse(
         request_id=request.id,
-        prompt_info=_prompt_info(request, usage.cached_tokens, [each[-1].seed for each in by_choice]),
+        prompt_info=_prompt_info(
+            request, usage.cached_tokens, [each[-1].seed for each in by_choice], by_choice[0][0].scores
+        ),
         outputs=[_output(request, each) for each in by_choice],
         usage=usage,
     )
@@ -103,16 +106,29 @@ def _output(request: Request, deltas: Sequence[Delta]) -> inference_pb2.Sequence
 def _first_info(request: Request, delta: Delta) -> inference_pb2.PromptInfo:
     """With the first delta of a stream; every choice has its number and its seed by then."""
     return _prompt_info(
-        request, delta.cached_tokens, [request.seed_of(choice) for choice in range(request.n)]
+        request, delta.cached_tokens, [request.seed_of(choice) for choice in range(request.n)], delta.scores
     )
 
 
-def _prompt_info(request: Request, cached_tokens: int, seeds: Sequence[int]) -> inference_pb2.PromptInfo:
+def _prompt_info(
+    request: Request, cached_tokens: int, seeds: Sequence[int], scores: Scores | None
+) -> inference_pb2.PromptInfo:
     return inference_pb2.PromptInfo(
         prompt_tokens=len(request.prompt_token_ids),
         cached_tokens=cached_tokens,
         seed=request.sampling.seed,
         choice_seeds=seeds,
+        prompt_logprobs=None if scores is None else _prompt_logprobs(scores),
+        token_ids=None if scores is None else request.prompt_token_ids,
+    )
+
+
+def _prompt_logprobs(scores: Scores) -> inference_pb2.Logprobs:
+    return inference_pb2.Logprobs(
+        token_logprobs=scores.logprobs,
+        top_count=scores.width,
+        top_token_ids=scores.top_ids,
+        top_logprobs=scores.top_logprobs,
     )
 
 

@@ -7,19 +7,23 @@ nothing.
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 
+from crossdock.v1.inference_pb2 import GenerationSpec
 from gateway.generation import Delta, Finish
 from gateway.json_fields import JsonObject
 from gateway.openai_dialects import Dialect, JsonDict, finish_fields, token_text
+from gateway.openai_prompt import echoed_text, echoed_tokens, prompt_logprobs
 from gateway.openai_schema import Call
 from gateway.request import Request, Token
 from gateway.tokenizer import Tokenizer
+from service.scores import Scores
 
 
 @dataclass(slots=True, kw_only=True)
 class _Choice:
     """How far one choice is. characters: of its tokens' texts, for offsets. generated: tokens, with those that are not
-    shown."""
+    shown. scores: of its prompt, when asked for."""
 
+    spec: GenerationSpec
     request: Request
     begun: bool = False
     generated: int = 0
@@ -28,6 +32,7 @@ class _Choice:
     texts: list[str] = field(default_factory=list)
     tokens: list[Token] = field(default_factory=list)
     finish: Finish | None = None
+    scores: Scores | None = None
 
 
 class Answer:
@@ -45,7 +50,11 @@ class Answer:
     ) -> None:
         self._call = call
         self._requests = requests
-        self._choices = [_Choice(request=request) for request in requests for _ in range(request.n)]
+        self._choices = [
+            _Choice(spec=spec, request=request)
+            for spec, request in zip(call.specs, requests, strict=True)
+            for _ in range(request.n)
+        ]
         self._tokenizer = tokenizer
         self._dialect = dialect
         self._head: JsonDict = {
@@ -59,15 +68,17 @@ class Answer:
         """What a stream says of one delta of one of a request's choices. number: of the request."""
         index = self._index(number, delta)
         choice = self._choices[index]
+        self._begin(choice, delta)
         opening = None if choice.begun else self._dialect.opening()
-        extra = {} if choice.begun else self._prompt_ids(choice)
+        extra = {} if choice.begun else self._about_prompt(choice)
+        text, tokens = ("", ()) if choice.begun else self._echo(choice)
         if opening is not None:
             yield self._chunk({"index": index, **opening, "logprobs": None, **finish_fields(None)}, extra)
             extra = {}
         said: JsonDict = {
             "index": index,
-            **self._dialect.part(delta.text),
-            "logprobs": self._logprobs(choice, delta.tokens),
+            **self._dialect.part(text + delta.text),
+            "logprobs": self._logprobs(choice, (*tokens, *delta.tokens)),
             **finish_fields(delta.finish),
             **self._token_ids(delta.tokens),
         }
@@ -82,6 +93,7 @@ class Answer:
     def keep(self, number: int, delta: Delta) -> None:
         """Takes a delta of a request's choice for `whole`."""
         choice = self._choices[self._index(number, delta)]
+        self._begin(choice, delta)
         choice.texts.append(delta.text)
         choice.tokens.extend(delta.tokens)
         choice.finish = delta.finish
@@ -94,20 +106,21 @@ class Answer:
         for index, choice in enumerate(self._choices):
             assert choice.finish is not None, "a complete answer has ended"
             choice.characters = 0
+            text, tokens = self._echo(choice)
             said = {
                 "index": index,
-                **self._dialect.whole("".join(choice.texts)),
-                "logprobs": self._logprobs(choice, choice.tokens),
+                **self._dialect.whole(text + "".join(choice.texts)),
+                "logprobs": self._logprobs(choice, (*tokens, *choice.tokens)),
                 **finish_fields(choice.finish),
                 **self._token_ids(choice.tokens),
             }
-            prompt_ids = self._prompt_ids(choice)
-            choices.append(said | prompt_ids if self._dialect.prompt_ids_in_choice else said)
-            extra |= {} if self._dialect.prompt_ids_in_choice else prompt_ids
+            about_prompt = self._about_prompt(choice)
+            choices.append(said | about_prompt if self._dialect.prompt_in_choice else said)
+            extra |= {} if self._dialect.prompt_in_choice else about_prompt
         return {**self._head, "choices": choices, "usage": self._usage(), **extra}
 
     def _chunk(self, said: JsonDict, extra: JsonDict) -> JsonObject:
-        if self._dialect.prompt_ids_in_choice:
+        if self._dialect.prompt_in_choice:
             said, extra = said | extra, {}
         chunk: JsonDict = {**self._head, "choices": [said], **extra}
         if self._call.continuous_usage:
@@ -118,6 +131,10 @@ class Answer:
 
     def _index(self, number: int, delta: Delta) -> int:
         return number * self._requests[0].n + delta.choice
+
+    def _begin(self, choice: _Choice, delta: Delta) -> None:
+        if delta.scores is not None:
+            choice.scores = delta.scores
 
     def _count(self, choice: _Choice, delta: Delta) -> None:
         choice.begun = True
@@ -134,8 +151,22 @@ class Answer:
     def _token_ids(self, tokens: Sequence[Token]) -> JsonDict:
         return {"token_ids": [token.token_id for token in tokens]} if self._call.return_token_ids else {}
 
-    def _prompt_ids(self, choice: _Choice) -> JsonDict:
-        return {"prompt_token_ids": choice.request.prompt_token_ids} if self._call.return_token_ids else {}
+    def _echo(self, choice: _Choice) -> tuple[str, tuple[Token, ...]]:
+        """What of the prompt comes before the answer."""
+        if not self._call.echo:
+            return "", ()
+        text = echoed_text(choice.spec, choice.request, self._tokenizer)
+        return text, echoed_tokens(choice.request, choice.scores)
+
+    def _about_prompt(self, choice: _Choice) -> JsonDict:
+        told: JsonDict = {}
+        if self._call.return_token_ids:
+            told["prompt_token_ids"] = choice.request.prompt_token_ids
+        if self._call.prompt_logprobs is not None and choice.scores is not None:
+            told["prompt_logprobs"] = prompt_logprobs(
+                choice.request, choice.scores, self._call.prompt_logprobs, self._tokenizer
+            )
+        return told
 
     def _usage(self) -> JsonDict:
         """Of all choices, up to here."""

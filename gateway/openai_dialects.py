@@ -19,13 +19,13 @@ JsonDict = dict[str, object]
 
 
 class Dialect(Protocol):
-    """id_prefix, whole_object, chunk_object: OpenAI's words around an answer. prompt_ids_in_choice: where
-    vLLM puts the prompt's ids, in the choice or beside it."""
+    """id_prefix, whole_object, chunk_object: OpenAI's words around an answer. prompt_in_choice: where vLLM
+    puts what it says of the prompt, in the choice or beside it."""
 
     id_prefix: str
     whole_object: str
     chunk_object: str
-    prompt_ids_in_choice: bool
+    prompt_in_choice: bool
 
     def opening(self) -> JsonDict | None:
         """What a choice says before its first token, if anything."""
@@ -37,14 +37,14 @@ class Dialect(Protocol):
         """A choice's complete text."""
 
     def logprobs(self, tokens: Sequence[Token], tokenizer: Tokenizer, offset: int) -> JsonDict:
-        """offset: characters in front of the first token."""
+        """offset: characters in front of the first token. A token without a logprob is the first one of a prompt."""
 
 
 class CompletionDialect:
     id_prefix = "cmpl-"
     whole_object = "text_completion"
     chunk_object = "text_completion"
-    prompt_ids_in_choice = True
+    prompt_in_choice = True
 
     def opening(self) -> JsonDict | None:
         return None
@@ -60,10 +60,12 @@ class CompletionDialect:
         offsets = list(accumulate(map(len, texts), initial=offset))[:-1]
         return {
             "tokens": texts,
-            "token_logprobs": [_finite(token.logprob) for token in tokens],
+            "token_logprobs": [finite(token.logprob) for token in tokens],
             "text_offset": offsets,
             "top_logprobs": [
-                {token_text(token_id, tokenizer): _finite(logprob) for token_id, logprob in _ranked(token)}
+                {token_text(token_id, tokenizer): finite(logprob) for token_id, logprob in _ranked(token)}
+                if token.logprob is not None
+                else None
                 for token in tokens
             ],
         }
@@ -73,7 +75,7 @@ class ChatDialect:
     id_prefix = "chatcmpl-"
     whole_object = "chat.completion"
     chunk_object = "chat.completion.chunk"
-    prompt_ids_in_choice = False
+    prompt_in_choice = False
 
     def opening(self) -> JsonDict | None:
         return {"delta": {"role": "assistant", "content": ""}}
@@ -126,8 +128,9 @@ def _ranked(token: Token) -> list[tuple[int, float]]:
 
 def _chat_logprob(token_id: int, logprob: float | None, tokenizer: Tokenizer) -> JsonDict:
     piece = tokenizer.piece(token_id, include_special=True)
-    return {"token": token_text(token_id, tokenizer), "logprob": _finite(logprob), "bytes": list(piece)}
+    return {"token": token_text(token_id, tokenizer), "logprob": finite(logprob), "bytes": list(piece)}
 
 
-def _finite(logprob: float | None) -> float | None:
+def finite(logprob: float | None) -> float | None:
+    """As JSON can say it."""
     return None if logprob is None else max(logprob, _LOGPROB_MIN)

@@ -11,6 +11,7 @@ from typing import Any
 
 from crossdock.v1 import inference_pb2
 from gateway.json_fields import JsonFields, JsonObject, is_ids, is_texts
+from gateway.openai_guides import guide_of
 
 PROMPTS_MAX = 16
 COMPLETION_TOKENS_DEFAULT = 16
@@ -20,24 +21,15 @@ _WORDS: Mapping[str, Collection[object]] = {
     "allowed_token_ids": (),
     "logits_processors": ([],),
 }
-_CONSTRAINTS: Mapping[str, Collection[object]] = {
-    "response_format": ({"type": "text"},),
-    "structured_outputs": ({},),
-    "guided_json": (),
-    "guided_regex": (),
-    "guided_choice": (),
-    "guided_grammar": (),
+_TOOLS: Mapping[str, Collection[object]] = {
     "tools": ([],),
     "tool_choice": ("none", "auto"),
     "functions": ([],),
     "function_call": ("none", "auto"),
 }
 _OTHERS: Mapping[str, Collection[object]] = {
-    "echo": (False,),
     "suffix": ("",),
-    "prompt_logprobs": (),
     "prompt_embeds": (),
-    "truncate_prompt_tokens": (),
     "kv_transfer_params": (),
     "chat_template": (),
     "chat_template_kwargs": ({},),
@@ -46,7 +38,7 @@ _OTHERS: Mapping[str, Collection[object]] = {
     "modalities": (["text"],),
     "audio": (),
 }
-_NOT_OFFERED = {**_WORDS, **_CONSTRAINTS, **_OTHERS}
+_NOT_OFFERED = {**_WORDS, **_TOOLS, **_OTHERS}
 
 # Where a field of a message stands in the JSON.
 _JSON_NAMES = {
@@ -63,13 +55,16 @@ _JSON_NAMES = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Call:
-    """What a client wants. specs: one per prompt; the choices of each come before those of the next."""
+    """What a client wants. specs: one per prompt; the choices of each come before those of the next. echo: the prompt
+    comes before the answer. prompt_logprobs: alternatives of each token of the prompt, in vLLM's form, if wanted."""
 
     specs: tuple[inference_pb2.GenerationSpec, ...]
     stream: bool
     include_usage: bool
     continuous_usage: bool
     return_token_ids: bool
+    prompt_logprobs: int | None = None
+    echo: bool = False
 
 
 def completion_call(body: JsonObject, request_id: str) -> Call:
@@ -79,7 +74,10 @@ def completion_call(body: JsonObject, request_id: str) -> Call:
     max_tokens = fields.integer("max_tokens")
     base = _base(fields, COMPLETION_TOKENS_DEFAULT if max_tokens is None else max_tokens, begins=True)
     base.output.MergeFrom(inference_pb2.OutputOptions(logprobs=fields.integer("logprobs")))
-    call = _call(fields, [_with_prompt(base, prompt) for prompt in prompts], request_id)
+    echo = fields.flag("echo")
+    if echo and (base.output.HasField("logprobs") or max_tokens == 0):
+        base.output.prompt_logprobs = max(base.output.prompt_logprobs, base.output.logprobs)
+    call = _call(fields, [_with_prompt(base, prompt) for prompt in prompts], request_id, echo=echo)
     fields.refuse()
     return call
 
@@ -90,6 +88,7 @@ def chat_call(body: JsonObject, request_id: str) -> Call:
     max_tokens, older_name = fields.integer("max_completion_tokens"), fields.integer("max_tokens")
     base = _base(fields, older_name if max_tokens is None else max_tokens, begins=False)
     base.chat.CopyFrom(_chat(fields))
+    fields.neutral_only("echo", (False,))
     wanted, alternatives = fields.flag("logprobs"), fields.integer("top_logprobs")
     if wanted:
         base.output.logprobs = alternatives or 0
@@ -131,7 +130,7 @@ def detokenize_request(body: JsonObject) -> inference_pb2.DetokenizeRequest:
 def json_name(field: str) -> str:
     """The JSON field that a client knows a message's field by."""
     path, bracket, place = field.partition("[")
-    plain = path.removeprefix("sampling.").removeprefix("output.")
+    plain = path.removeprefix("sampling.").removeprefix("output.").removeprefix("guide.")
     return _JSON_NAMES.get(path, plain) + bracket + place
 
 
@@ -145,6 +144,8 @@ def _base(fields: JsonFields, max_tokens: int | None, *, begins: bool) -> infere
         model=fields.text("model") or "",
         cache_salt=fields.text("cache_salt") or "",
         priority=fields.integer("priority") or 0,
+        guide=guide_of(fields),
+        truncate_prompt_tokens=fields.integer("truncate_prompt_tokens"),
         sampling=inference_pb2.SamplingParams(
             temperature=fields.number("temperature"),
             top_p=fields.number("top_p"),
@@ -167,7 +168,8 @@ def _base(fields: JsonFields, max_tokens: int | None, *, begins: bool) -> infere
             include_stop_string=fields.flag("include_stop_str_in_output"),
         ),
         output=inference_pb2.OutputOptions(
-            include_special_tokens=not fields.flag("skip_special_tokens", default=True)
+            include_special_tokens=not fields.flag("skip_special_tokens", default=True),
+            prompt_logprobs=fields.integer("prompt_logprobs"),
         ),
     )
 
@@ -219,7 +221,13 @@ def _with_prompt(base: inference_pb2.GenerationSpec, prompt: str | list[int]) ->
     return spec
 
 
-def _call(fields: JsonFields, specs: list[inference_pb2.GenerationSpec], request_id: str) -> Call:
+def _call(
+    fields: JsonFields,
+    specs: list[inference_pb2.GenerationSpec],
+    request_id: str,
+    *,
+    echo: bool = False,
+) -> Call:
     for index, spec in enumerate(specs):
         spec.request_id = request_id if len(specs) == 1 else f"{request_id}-{index}"
     options = JsonFields(fields.mapping("stream_options"))
@@ -231,6 +239,8 @@ def _call(fields: JsonFields, specs: list[inference_pb2.GenerationSpec], request
         include_usage=include_usage,
         continuous_usage=continuous_usage,
         return_token_ids=fields.flag("return_token_ids"),
+        prompt_logprobs=fields.integer("prompt_logprobs"),
+        echo=echo,
     )
 
 

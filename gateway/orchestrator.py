@@ -31,6 +31,7 @@ from gateway.journal import Journal
 from gateway.lifecycle import Phase
 from gateway.mailbox import DeadlinePassed, Mailbox, Turnstile
 from gateway.merge import merge
+from gateway.prompt_scores import PromptScores
 from gateway.request import Request, TokenBatch
 from gateway.router import NoRoute, Route, holds, pick
 from gateway.worker_pool import WorkerPool, WorkerRecord
@@ -295,4 +296,7 @@ def _journals(request: Request, wire_id: str, scope: bytes) -> tuple[Journal, ..
     """One for each choice, with a name that it can go on under by itself."""
     if request.best_of == 1:
         return (Journal(request, wire_id, scope),)
-    return tuple(Journal(request, f"{wire_id}.{choice}", scope, choice) for choice in range(request.best_of))
+    scores = PromptScores(request)
+    return tuple(
+        Journal(request, f"{wire_id}.{choice}", scope, choice, scores) for choice in range(request.best_of)
+    )

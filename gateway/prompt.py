@@ -16,6 +16,11 @@ CONTEXT_LENGTH_EXCEEDED = "CONTEXT_LENGTH_EXCEEDED"
 ROLE_BYTES_MAX = 64
 # A text with more characters for each token that may come of it is refused unread.
 CHARACTERS_PER_TOKEN_MAX = 16
+# A prompt of which the last tokens are kept may be so many times as long as one that is taken whole.
+TRUNCATED_TIMES_MAX = 8
+ALL_THAT_FIT = -1
+# Logprobs of a prompt's tokens and of their alternatives, in all: 3 MiB at seven bytes each.
+SCORES_MAX = 400_000
 
 
 def refuse(broken: Sequence[FieldViolation], too_long: Sequence[FieldViolation] = ()) -> None:
@@ -24,6 +29,38 @@ def refuse(broken: Sequence[FieldViolation], too_long: Sequence[FieldViolation] 
         raise InvalidRequest(*broken, *too_long)
     if too_long:
         raise InvalidRequest(*too_long, reason=CONTEXT_LENGTH_EXCEEDED)
+
+
+def given_max(spec: inference_pb2.GenerationSpec, tokens_max: int) -> int:
+    """Tokens that a prompt may have as it is given."""
+    return tokens_max * (TRUNCATED_TIMES_MAX if spec.HasField("truncate_prompt_tokens") else 1)
+
+
+def truncation_violations(spec: inference_pb2.GenerationSpec, tokens_max: int) -> Iterator[FieldViolation]:
+    kept = spec.truncate_prompt_tokens
+    if spec.HasField("truncate_prompt_tokens") and kept != ALL_THAT_FIT and not 1 <= kept < tokens_max:
+        rule = f"must be in [1, {tokens_max - 1}], or {ALL_THAT_FIT}"
+        yield FieldViolation(field="truncate_prompt_tokens", description=rule)
+
+
+def truncated(
+    token_ids: tuple[int, ...], spec: inference_pb2.GenerationSpec, tokens_max: int
+) -> tuple[int, ...]:
+    """What is taken of a prompt: its last tokens, where only so many are wanted."""
+    if not spec.HasField("truncate_prompt_tokens"):
+        return token_ids
+    kept = spec.truncate_prompt_tokens
+    if kept == ALL_THAT_FIT:
+        kept = max(1, tokens_max - max(1, spec.sampling.max_tokens))
+    return token_ids[-kept:]
+
+
+def scores_violations(spec: inference_pb2.GenerationSpec, prompt_tokens: int) -> Iterator[FieldViolation]:
+    """What is said of a whole prompt is said in one message."""
+    alternatives_max = SCORES_MAX // max(1, prompt_tokens) - 1
+    if spec.output.HasField("prompt_logprobs") and spec.output.prompt_logprobs > alternatives_max:
+        rule = f"at most {max(0, alternatives_max)} for a prompt of {prompt_tokens} tokens"
+        yield FieldViolation(field="output.prompt_logprobs", description=rule)
 
 
 def text_too_long(text: str, tokens_max: int) -> Iterator[FieldViolation]:

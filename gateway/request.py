@@ -5,7 +5,9 @@ from enum import Enum, auto
 from typing import NamedTuple
 
 from crossdock.seeds import choice_seed
+from service.guides import Guide
 from service.orders import Beam
+from service.scores import Scores
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -46,20 +48,28 @@ class Sampling:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Stop:
     """token_ids: what ends the answer, end-of-sequence tokens included unless they are ignored.
-    strings: matched on the text, by the gateway."""
+    strings: matched on the text, by the gateway. final_token_ids: what ends an answer anyway once its guide lets
+    nothing else follow."""
 
     max_tokens: int
     min_tokens: int
     token_ids: frozenset[int]
     strings: tuple[str, ...]
     include_string: bool
+    final_token_ids: frozenset[int] = frozenset()
+
+    def ends(self, token_id: int) -> bool:
+        """Whether an answer may stop with this token."""
+        return token_id in self.token_ids or token_id in self.final_token_ids
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Request:
     """deadline: seconds on the gateway's monotonic clock, None for none. tenant: who asks, as the gateway knows it and
     not as the client says; cached prefixes are shared within a tenant and cache_salt only. priority: lower first. n:
-    answers that the client gets, the best of so many that are generated. beam: they come from one search."""
+    answers that the client gets, the best of so many that are generated. beam: they come from one search.
+    prompt_logprobs: alternatives of each token of the prompt, None where nobody asks how likely these are. prompt_only:
+    nothing else is wanted; what is generated, one token, is nobody's. guide: what the text of each answer must be."""
 
     id: str
     model: str
@@ -74,6 +84,9 @@ class Request:
     n: int = 1
     best_of: int = 1
     beam: Beam | None = None
+    prompt_logprobs: int | None = None
+    prompt_only: bool = False
+    guide: Guide | None = None
 
     def seed_of(self, choice: int) -> int:
         """What a choice is a function of."""
@@ -102,9 +115,10 @@ class EndReason(Enum):
 
 class TokenBatch(NamedTuple):
     """Tokens of one choice that arrived together, in order. end: set in its last batch; for STOP the last token is the
-    match."""
+    match. scores: of the prompt without its first token, with the first batch of each choice, when asked for."""
 
     tokens: tuple[Token, ...]
     end: EndReason | None
     cached_tokens: int = 0
     choice: int = 0
+    scores: Scores | None = None

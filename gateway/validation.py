@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from datetime import datetime
 
 from crossdock.v1 import inference_pb2
-from gateway import choices, prompt
+from gateway import choices, guides, prompt
 from gateway.request import ModelCard, Request, Sampling, Stop
 from gateway.tokenizer import Tokenizer
 from service.errors import DeadlineExpired, FieldViolation, ModelNotFound
@@ -56,15 +56,17 @@ def accept(
     if time_left_s is not None and time_left_s <= 0:
         raise DeadlineExpired("the deadline had passed before the request was accepted")
     broken = [*_broken_rules(spec, card), *choices.violations(spec, streamed=streamed)]
+    broken += guides.violations(spec)
     prompt.refuse([*broken, *_broken_prompt(spec, card, tokenizer)], _too_long(spec, card))
-    token_ids = _prompt_token_ids(spec, card, tokenizer, today)
+    token_ids = prompt.truncated(_prompt_token_ids(spec, card, tokenizer, today), spec, card.tokens_max())
+    prompt.refuse(list(prompt.scores_violations(spec, len(token_ids))))
     max_tokens = _max_tokens(spec, len(token_ids), card)
     return Request(
         id=spec.request_id or new_id(),
         model=card.name,
         prompt_token_ids=token_ids,
         sampling=_sampling(spec, new_seed),
-        stop=_stop(spec, card, max_tokens),
+        stop=_stop(spec, card, max(1, max_tokens)),
         include_special_tokens=spec.output.include_special_tokens,
         deadline=None if time_left_s is None else now + time_left_s,
         tenant=tenant,
@@ -73,6 +75,9 @@ def accept(
         n=choices.number(spec.sampling),
         best_of=choices.best_of(spec.sampling),
         beam=choices.beam(spec.sampling),
+        guide=guides.guide(spec),
+        prompt_logprobs=spec.output.prompt_logprobs if spec.output.HasField("prompt_logprobs") else None,
+        prompt_only=max_tokens == 0,
     )
 
 
@@ -102,14 +107,15 @@ class _Range:
         return f"must be in {'(' if self.without_low else '['}{self.low}, {self.high}]"
 
 
-def _ranges(card: ModelCard) -> tuple[_Range, ...]:
+def _ranges(spec: inference_pb2.GenerationSpec, card: ModelCard) -> tuple[_Range, ...]:
     """Every number that a client may set, except what depends on the prompt's length; a seed can be any."""
+    least_tokens = 0 if spec.output.HasField("prompt_logprobs") else 1
     return (
         _Range(field="sampling.temperature", low=0, high=2),
         _Range(field="sampling.top_p", low=0, high=1, without_low=True),
         _Range(field="sampling.top_k", low=0, high=card.vocab_size),
         _Range(field="sampling.min_p", low=0, high=1),
-        _Range(field="sampling.max_tokens", low=1, high=card.tokens_max()),
+        _Range(field="sampling.max_tokens", low=least_tokens, high=card.tokens_max()),
         _Range(field="sampling.min_tokens", low=0, high=card.tokens_max()),
         _Range(field="sampling.n", low=1, high=CHOICES_MAX),
         _Range(field="sampling.best_of", low=1, high=CHOICES_MAX),
@@ -119,11 +125,12 @@ def _ranges(card: ModelCard) -> tuple[_Range, ...]:
         _Range(field="sampling.frequency_penalty", low=-PENALTY_MAX, high=PENALTY_MAX),
         _Range(field="sampling.repetition_penalty", low=0, high=REPETITION_PENALTY_MAX, without_low=True),
         _Range(field="output.logprobs", low=0, high=LOGPROBS_MAX),
+        _Range(field="output.prompt_logprobs", low=0, high=LOGPROBS_MAX),
     )
 
 
 def _broken_rules(spec: inference_pb2.GenerationSpec, card: ModelCard) -> Iterator[FieldViolation]:
-    for limits in _ranges(card):
+    for limits in _ranges(spec, card):
         group, _, name = limits.field.partition(".")
         holder = getattr(spec, group)
         if holder.HasField(name) and not limits.admits(getattr(holder, name)):
@@ -135,6 +142,7 @@ def _broken_rules(spec: inference_pb2.GenerationSpec, card: ModelCard) -> Iterat
         yield FieldViolation(field="cache_salt", description=f"at most {CACHE_SALT_BYTES_MAX} bytes")
     if abs(spec.priority) > PRIORITY_MAX:
         yield FieldViolation(field="priority", description=f"must be in [-{PRIORITY_MAX}, {PRIORITY_MAX}]")
+    yield from prompt.truncation_violations(spec, card.tokens_max())
     yield from _broken_biases(spec.sampling, card)
     yield from _broken_stops(spec.stop, card)
 
@@ -171,11 +179,11 @@ def _broken_prompt(
     if kind is None:
         yield FieldViolation(field="prompt", description="one of text, token_ids and chat is required")
     elif kind == "chat":
-        yield from prompt.chat_violations(spec.chat, tokenizer, card.tokens_max())
+        yield from prompt.chat_violations(spec.chat, tokenizer, prompt.given_max(spec, card.tokens_max()))
     elif kind == "token_ids":
         if not spec.token_ids.ids:
             yield FieldViolation(field="token_ids.ids", description="at least one token")
-        given = spec.token_ids.ids[: card.tokens_max()]
+        given = spec.token_ids.ids[: prompt.given_max(spec, card.tokens_max())]
         yield from prompt.ids_violations("token_ids.ids", given, card.vocab_size)
     elif not spec.text and not tokenizer.encode(""):
         yield FieldViolation(field="text", description="at least one token")
@@ -183,7 +191,7 @@ def _broken_prompt(
 
 def _too_long(spec: inference_pb2.GenerationSpec, card: ModelCard) -> list[FieldViolation]:
     """What is over the limit whatever comes of tokenising it."""
-    tokens_max = card.tokens_max()
+    tokens_max = prompt.given_max(spec, card.tokens_max())
     kind = spec.WhichOneof("prompt")
     if kind == "chat":
         return list(prompt.chat_too_long(spec.chat, tokens_max))
@@ -197,7 +205,8 @@ def _prompt_token_ids(
 ) -> tuple[int, ...]:
     kind = spec.WhichOneof("prompt")
     if kind == "chat":
-        return prompt.encode_chat(spec.chat, tokenizer, tokens_max=card.tokens_max(), today=today)
+        given_max = prompt.given_max(spec, card.tokens_max())
+        return prompt.encode_chat(spec.chat, tokenizer, tokens_max=given_max, today=today)
     return tuple(spec.token_ids.ids) if kind == "token_ids" else tuple(tokenizer.encode(spec.text))
 
 
@@ -244,4 +253,5 @@ def _stop(spec: inference_pb2.GenerationSpec, card: ModelCard, max_tokens: int) 
         token_ids=frozenset(spec.stop.token_ids) | frozenset(ends),
         strings=tuple(spec.stop.strings),
         include_string=spec.stop.include_stop_string,
+        final_token_ids=frozenset(card.eos_token_ids if spec.HasField("guide") else ()),
     )

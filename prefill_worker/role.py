@@ -18,6 +18,7 @@ from prefill_worker.policy import PrefillPolicy
 from prefill_worker.servicer import PrefillServicer
 from prefill_worker.worker import PrefillWorker
 from service.config import WorkerOptions
+from service.guide_compiler import GuideCompiler
 from service.orders import OrderLimits
 from service.reports import Report, Response
 from service.worker_rim import Host, WorkerRim
@@ -78,6 +79,7 @@ class PrefillRole:
         worker: PrefillWorker,
         limits: OrderLimits,
         desk: TicketDesk,
+        guides: GuideCompiler,
     ) -> None:
-        servicer = PrefillServicer(rim, host, worker, limits, desk)
+        servicer = PrefillServicer(rim, host, worker, limits, desk, guides)
         add_PrefillServiceServicer_to_server(servicer, grpc_server)

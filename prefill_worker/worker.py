@@ -11,9 +11,19 @@ from dataclasses import dataclass, replace
 from engine.cache.block_pool import Ledger
 from engine.cache.kv_cache import KVCache
 from engine.cache.prefix_chain import PrefixChain
-from engine.core import EngineCore, Output, Progress, StepResult
+from engine.constraint import Constraint
+from engine.core import EngineCore, Output, StepResult
 from engine.scheduling.pace import Rate
-from engine.sequence import EndReason, SamplingParams, Sequence, SequenceId, StopRules
+from engine.scoring import Scored
+from engine.sequence import (
+    NO_TOKENS,
+    EndReason,
+    Progress,
+    SamplingParams,
+    Sequence,
+    SequenceId,
+    StopRules,
+)
 from kvtransfer.errors import Overloaded, Reason, TicketRefused
 from kvtransfer.events import Closed, Committed, Failed, FirstTokens, SourceEvent
 from kvtransfer.source_endpoint import TransferSource
@@ -21,7 +31,17 @@ from kvtransfer.ticket import Ticket
 from prefill_worker.holds import Holds
 from service.load import WorkerLoad
 from service.orders import AttemptKey, AttemptRefused, SequenceOrder, superseded
-from service.reports import EndCause, EndedReport, HandedOverReport, Report, TokenEnd, TokenReport
+from service.reports import (
+    NOTHING_ALLOWED,
+    EndCause,
+    EndedReport,
+    HandedOverReport,
+    PromptReport,
+    Report,
+    TokenEnd,
+    TokenReport,
+)
+from service.scores import Scores
 from service.token_books import TokenBooks, TokenCounts, Waste
 from service.worker_counts import PREFIX_HITS, PREFIX_QUERIES, TRANSFER_FAILURES
 
@@ -83,15 +103,22 @@ class PrefillWorker:
         self._counts = Counter[str]()
         self._hand_off_pace = Rate()
 
-    def submit(self, gateway: str, order: SequenceOrder, hand_off: HandOff | None) -> None:
-        """Take one attempt, once. Refusals are reported; older attempts of the same request are void from now on."""
+    def submit(
+        self,
+        gateway: str,
+        order: SequenceOrder,
+        hand_off: HandOff | None,
+        constraint: Constraint | None = None,
+    ) -> None:
+        """Take one attempt, once. Refusals are reported; older attempts of the same request are void from now on.
+        constraint: of the order's guide, at its tokens."""
         try:
             _require_complete(order, hand_off)
             live = ((each.gateway, key) for key, each in self._attempts.items())
             for older in superseded(gateway, order.key, live):
                 self._stop(gateway, older, Waste.SUPERSEDED)
             if order.key not in self._attempts:
-                self._start(gateway, order, hand_off)
+                self._start(gateway, order, hand_off, constraint)
         except tuple(_REFUSALS) as error:
             refusal = EndedReport(key=order.key, cause=_REFUSALS[type(error)], detail=str(error))
             self._tell(gateway, refusal)
@@ -109,8 +136,12 @@ class PrefillWorker:
         """Push what was computed, report what was sampled."""
         for progress in result.progress:
             self._enter(progress)
+        for scored in result.scored:
+            self._tell_scores(scored)
         for output in result.outputs:
             self._first_token(output)
+        for sequence in result.dead_ends:
+            self._dead_end(self._attempts[_key(sequence.id)])
 
     def on_transfer(self, event: SourceEvent) -> None:
         """What became of a hand-off."""
@@ -158,14 +189,17 @@ class PrefillWorker:
             hand_off_token_ms=self._hand_off_pace.each_s() * 1000,
         )
 
-    def _start(self, gateway: str, order: SequenceOrder, hand_off: HandOff | None) -> None:
+    def _start(
+        self, gateway: str, order: SequenceOrder, hand_off: HandOff | None, constraint: Constraint | None
+    ) -> None:
         """Raises TicketRefused or Overloaded, and then nothing has begun."""
         queue_requests_max = self._queue_requests_max * (2 if order.preemptions else 1)
         if len(self._attempts) >= queue_requests_max:
             raise Overloaded(f"{queue_requests_max} requests are queued")
         if hand_off is not None and hand_off.ticket.ticket_id in self._holds:
             raise TicketRefused(Reason.SPENT, "its blocks are held")
-        sequence = _sequence(order, self._core.chain(order.cache_scope), order.arrived(self._clock()))
+        chain, arrived = self._core.chain(order.cache_scope), order.arrived(self._clock())
+        sequence = _sequence(order, constraint, chain, arrived)
         attempt = Attempt(gateway=gateway, order=order, hand_off=hand_off, sequence=sequence)
         if hand_off is not None:
             ticket = hand_off.ticket
@@ -193,6 +227,12 @@ class PrefillWorker:
         self._source.push(attempt.hand_off.ticket.ticket_id, attempt.pushed, views)
         attempt.pushed = until
 
+    def _tell_scores(self, scored: Scored) -> None:
+        attempt = self._attempts[_key(scored.sequence.id)]
+        scores = Scores.of(scored.scores)
+        report = PromptReport(key=attempt.order.key, first_position=scored.first_position, scores=scores)
+        self._tell(attempt.gateway, report)
+
     def _first_token(self, output: Output) -> None:
         """The prompt is done: the token goes to the gateway at once, the blocks to the target or back."""
         attempt = self._attempts[_key(output.sequence.id)]
@@ -205,11 +245,17 @@ class PrefillWorker:
         else:
             self._end(attempt, None)
 
+    def _dead_end(self, attempt: Attempt) -> None:
+        self._end(attempt, Waste.GUIDE_FAILED)
+        key = attempt.order.key
+        self._tell(attempt.gateway, EndedReport(key=key, cause=EndCause.GUIDE_FAILED, detail=NOTHING_ALLOWED))
+
     def _report(self, attempt: Attempt, output: Output) -> FirstTokens:
         """Tell the first token of each choice. Returns those of the choices that go on."""
         order, going_on = attempt.order, []
+        rules = _rules(order, output.sequence.constraint)
         for choice, token in zip(order.choices, (output.sampled, *output.twins), strict=True):
-            end = _rules(order).end_with(token.token, output.position + 1)
+            end = rules.end_with(token.token, output.position + 1)
             self._tell(
                 attempt.gateway,
                 TokenReport(
@@ -304,7 +350,9 @@ def _dialable(endpoints: tuple[str, ...]) -> bool:
     return 1 <= len(endpoints) <= ENDPOINTS_MAX and max(map(len, endpoints)) <= ENDPOINT_CHARS_MAX
 
 
-def _sequence(order: SequenceOrder, chain: PrefixChain, arrived: float) -> Sequence:
+def _sequence(
+    order: SequenceOrder, constraint: Constraint | None, chain: PrefixChain, arrived: float
+) -> Sequence:
     """The prompt and one token of each choice: what this worker does of an answer."""
     first, *others = order.choices
     return Sequence(
@@ -313,19 +361,22 @@ def _sequence(order: SequenceOrder, chain: PrefixChain, arrived: float) -> Seque
         sampling=order.sampling(first, SamplingParams),
         twins=tuple(order.sampling(choice, SamplingParams) for choice in others),
         prompt_tokens=order.prompt_tokens,
-        stop=replace(_rules(order), length_limit=len(order.token_ids) + 1),
+        stop=replace(_rules(order, constraint), length_limit=len(order.token_ids) + 1),
+        constraint=constraint,
         arrived=arrived,
         preemptions=order.preemptions,
+        scored=order.prompt_logprobs,
         chain=chain,
     )
 
 
-def _rules(order: SequenceOrder) -> StopRules:
+def _rules(order: SequenceOrder, constraint: Constraint | None) -> StopRules:
     """When the whole answer ends, not just this worker's part of it."""
     return StopRules(
         length_limit=order.length_limit(),
         min_length=order.prompt_tokens + order.min_tokens,
         stop_token_ids=order.stop_token_ids,
+        final_token_ids=constraint.ends if constraint is not None else NO_TOKENS,
     )
 
 

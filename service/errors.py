@@ -2,7 +2,8 @@
 
 ServiceError
 ├── InvalidRequest      a field breaks its limits
-│   └── TooLarge        the request is not even read
+│   ├── TooLarge        the request is not even read
+│   └── GuideFailed     an answer cannot go on within its guide
 ├── ModelNotFound       no such model here
 ├── Exhausted           a queue or memory is full; try again later
 ├── Unavailable         nobody can serve this now; try again later
@@ -48,6 +49,16 @@ class InvalidRequest(ServiceError):
 
 class TooLarge(InvalidRequest):
     reason = "REQUEST_TOO_LARGE"
+
+
+class GuideFailed(InvalidRequest):
+    """Found out while answering: nothing may follow, or it takes too much work to tell what."""
+
+    reason = "GUIDE_FAILED"
+
+    def __init__(self) -> None:
+        why = "the answer cannot be continued within it, or only with more work than is allowed"
+        super().__init__(FieldViolation(field="guide", description=why))
 
 
 class ModelNotFound(ServiceError):

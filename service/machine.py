@@ -28,8 +28,9 @@ def take_short_turns() -> None:
 
 
 def give_way(nice: int) -> None:
-    """Let others of this machine go first, where they want the same cores: this process, and all threads that it starts
-    from now on. nice: see nice(2), 0 for nobody."""
+    """Let others of this machine go first, where they want the same cores: this thread, and all that it starts from now
+    on. nice: see nice(2), 0 for nobody. Among processes of different sessions it says nothing where the system takes
+    each session for one (sched_autogroup in sched(7))."""
     os.nice(nice)
 
 

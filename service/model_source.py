@@ -15,6 +15,10 @@ class ModelSourceError(StartupError):
     """The name leads to no model files here."""
 
 
+class ModelFilesError(StartupError):
+    """The model's files do not say what its text is made of."""
+
+
 def resolve_model(name: str) -> Path:
     """The GGUF file or the Hugging Face folder that a --model value means. Raises ModelSourceError."""
     if name in _PACKAGES:

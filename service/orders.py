@@ -10,7 +10,9 @@ from dataclasses import dataclass
 from typing import NamedTuple, TypeVar
 
 from crossdock.worker.v1 import worker_pb2 as pb
+from service import guides
 from service.errors import FieldViolation, InvalidRequest
+from service.guides import Guide, GuideRefused
 
 LOGPROBS_MAX = 20
 CHOICES_MAX = 16
@@ -82,11 +84,14 @@ class Beam:
 class SequenceOrder:
     """token_ids: prompt and what was already emitted; prompt_tokens: how many of them are the prompt. choices: the
     answers that go on from these tokens, each by itself. beam: they are the best of a search, None for sampled ones.
+    guide: what the text after the prompt must be.
 
     max_tokens, min_tokens: of the whole answer, counted from the prompt's end. time_left_ms: None for no deadline.
     cache_scope: orders of one scope share cached prefixes; empty for none. preemptions: how often a worker gave the
-    request up. age_ms: since it was accepted. priority: in [-PRIORITY_MAX, PRIORITY_MAX], lower first.
-    logit_bias: (token id, bias) by ascending id. The other fields are as in engine.sequence.SamplingParams.
+    request up. age_ms: since it was accepted. priority: in [-PRIORITY_MAX, PRIORITY_MAX], lower first. prompt_logprobs:
+    alternatives of each token of the prompt, None where nobody asks how likely these are; nothing of a prompt of which
+    somebody does comes from a cache. logit_bias: (token id, bias) by ascending id. The other fields are as in
+    engine.sequence.SamplingParams.
     """
 
     key: AttemptKey
@@ -104,6 +109,7 @@ class SequenceOrder:
     time_left_ms: int | None
     cache_scope: bytes = b""
     beam: Beam | None = None
+    guide: Guide | None = None
     preemptions: int = 0
     age_ms: int = 0
     priority: int = 0
@@ -111,6 +117,7 @@ class SequenceOrder:
     frequency_penalty: float = 0.0
     repetition_penalty: float = 1.0
     logit_bias: tuple[tuple[int, float], ...] = ()
+    prompt_logprobs: int | None = None
 
     def sampling(self, choice: Choice, make: Callable[..., _Params]) -> _Params:
         """How the tokens of one of the choices are drawn. make: engine.sequence.SamplingParams, which is not known
@@ -132,6 +139,10 @@ class SequenceOrder:
         """When it counts as having come, in seconds on the clock of `now`: whoever came first goes first. What has
         waited elsewhere keeps its place, and a priority is so many seconds, so that nobody waits for ever."""
         return now - self.age_ms / 1000 + self.priority * PRIORITY_S
+
+    def answered(self) -> tuple[int, ...]:
+        """What was already emitted."""
+        return self.token_ids[self.prompt_tokens :]
 
     def length_limit(self) -> int:
         """Tokens in all at which the answer is complete."""
@@ -196,11 +207,13 @@ def to_spec(order: SequenceOrder) -> pb.SequenceSpec:
         preemptions=order.preemptions,
         age_ms=order.age_ms,
         priority=order.priority,
+        prompt_logprobs=order.prompt_logprobs,
         beam=None if order.beam is None else _to_beam(order.beam),
         presence_penalty=order.presence_penalty,
         frequency_penalty=order.frequency_penalty,
         repetition_penalty=order.repetition_penalty,
         logit_bias=dict(order.logit_bias),
+        guide=None if order.guide is None else guides.to_wire(order.guide),
     )
 
 
@@ -224,11 +237,13 @@ def from_spec(spec: pb.SequenceSpec, limits: OrderLimits) -> SequenceOrder:
         preemptions=spec.preemptions,
         age_ms=spec.age_ms,
         priority=spec.priority,
+        prompt_logprobs=spec.prompt_logprobs if spec.HasField("prompt_logprobs") else None,
         beam=_from_beam(spec.beam) if spec.HasField("beam") else None,
         presence_penalty=spec.presence_penalty,
         frequency_penalty=spec.frequency_penalty,
         repetition_penalty=spec.repetition_penalty if spec.HasField("repetition_penalty") else 1.0,
         logit_bias=tuple(sorted(spec.logit_bias.items())),
+        guide=_from_guide(spec.guide) if spec.HasField("guide") else None,
     )
     violations = _violations(order, limits)
     if violations:
@@ -244,6 +259,13 @@ def _to_beam(beam: Beam) -> pb.BeamSearch:
 
 def _from_beam(beam: pb.BeamSearch) -> Beam:
     return Beam(width=beam.width, length_penalty=beam.length_penalty, early_stopping=beam.early_stopping)
+
+
+def _from_guide(message: pb.Guide) -> Guide:
+    try:
+        return guides.from_wire(message)
+    except GuideRefused as refused:
+        raise InvalidRequest(FieldViolation(field="guide", description=str(refused))) from None
 
 
 def _violations(order: SequenceOrder, limits: OrderLimits) -> list[FieldViolation]:
@@ -278,11 +300,25 @@ def _violations(order: SequenceOrder, limits: OrderLimits) -> list[FieldViolatio
         ("age_ms", order.age_ms <= AGE_MS_MAX, f"at most {AGE_MS_MAX}"),
         ("priority", abs(order.priority) <= PRIORITY_MAX, f"in [-{PRIORITY_MAX}, {PRIORITY_MAX}]"),
         ("logprobs", (order.logprobs or 0) <= LOGPROBS_MAX, f"in [0, {LOGPROBS_MAX}]"),
+        *_score_rules(order),
         *_penalty_rules(order, vocab),
         *_choice_rules(order.choices),
         *_beam_rules(order, order.beam),
+        *_guide_rules(order, order.guide),
     )
     return [FieldViolation(field=field, description=rule) for field, holds, rule in rules if not holds]
+
+
+def _score_rules(order: SequenceOrder) -> tuple[tuple[str, bool, str], ...]:
+    """They come before the first token, once."""
+    if order.prompt_logprobs is None:
+        return ()
+    at_its_end = len(order.token_ids) == order.prompt_tokens
+    return (
+        ("prompt_logprobs", order.prompt_logprobs <= LOGPROBS_MAX, f"in [0, {LOGPROBS_MAX}]"),
+        ("prompt_logprobs", order.beam is None, "not of a search"),
+        ("prompt_logprobs", at_its_end, "only before the first token"),
+    )
 
 
 def _penalty_rules(order: SequenceOrder, vocab: int) -> tuple[tuple[str, bool, str], ...]:
@@ -326,6 +362,16 @@ def _beam_rules(order: SequenceOrder, beam: Beam | None) -> tuple[tuple[str, boo
         ("frequency_penalty", order.frequency_penalty == 0, "not with a beam search"),
         ("repetition_penalty", order.repetition_penalty == 1, "not with a beam search"),
         ("logit_bias", not order.logit_bias, "not with a beam search"),
+    )
+
+
+def _guide_rules(order: SequenceOrder, guide: Guide | None) -> tuple[tuple[str, bool, str], ...]:
+    if guide is None:
+        return ()
+    violation = guide.violation()
+    return (
+        ("guide", order.beam is None, "not with a beam search"),
+        ("guide.text", violation is None, violation or ""),
     )
 
 

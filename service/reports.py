@@ -13,8 +13,10 @@ from typing import NamedTuple, TypeAlias
 from crossdock.worker.v1 import worker_pb2 as pb
 from service.load import WorkerLoad
 from service.orders import AttemptKey
+from service.scores import Scores
 
 MEASURED_MS_MAX = 3_600_000.0
+NOTHING_ALLOWED = "its guide allows no token here"
 
 
 class BadReport(Exception):
@@ -41,6 +43,8 @@ class EndCause(Enum):
     INTERNAL = pb.END_CAUSE_INTERNAL
     PREEMPTED = pb.END_CAUSE_PREEMPTED
     """Its blocks were needed. It can go on, here or elsewhere."""
+    GUIDE_FAILED = pb.END_CAUSE_GUIDE_FAILED
+    """No token can follow within its guide, as far as can be told."""
 
 
 class TokenReport(NamedTuple):
@@ -89,7 +93,19 @@ class HandedOverReport:
     key: AttemptKey
 
 
-Report: TypeAlias = TokenReport | EndedReport | ReservedReport | AdoptedReport | HandedOverReport
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PromptReport:
+    """How likely the prompt's tokens from `first_position` on are; at least one of them. All parts, in order, come
+    before the first token of the answer."""
+
+    key: AttemptKey
+    first_position: int
+    scores: Scores
+
+
+Report: TypeAlias = (
+    TokenReport | EndedReport | ReservedReport | AdoptedReport | HandedOverReport | PromptReport
+)
 Response: TypeAlias = pb.PrefillServiceAttachResponse | pb.DecodeServiceAttachResponse
 
 
@@ -126,6 +142,8 @@ def decode(message: Response) -> list[Report]:
         case "handed_over":
             assert isinstance(message, pb.PrefillServiceAttachResponse)
             return [HandedOverReport(key=_key(message.handed_over))]
+        case "prompt_logprobs":
+            return [_prompt_report(message.prompt_logprobs)]
     return []
 
 
@@ -171,7 +189,9 @@ def _measured(value: float) -> float:
     return value if 0.0 < value <= MEASURED_MS_MAX else 0.0
 
 
-def _field(report: Report) -> dict[str, pb.Ended | pb.Reserved | pb.Adopted | pb.HandedOver]:
+def _field(
+    report: Report,
+) -> dict[str, pb.Ended | pb.Reserved | pb.Adopted | pb.HandedOver | pb.PromptLogprobs]:
     request_id, attempt = report.key.request_id, report.key.attempt
     match report:
         case EndedReport():
@@ -190,7 +210,36 @@ def _field(report: Report) -> dict[str, pb.Ended | pb.Reserved | pb.Adopted | pb
             return {"adopted": pb.Adopted(request_id=request_id, attempt=attempt)}
         case HandedOverReport():
             return {"handed_over": pb.HandedOver(request_id=request_id, attempt=attempt)}
+        case PromptReport():
+            return {"prompt_logprobs": _prompt_logprobs(report)}
     raise AssertionError(f"a token report is not a field of its own: {report}")
+
+
+def _prompt_logprobs(report: PromptReport) -> pb.PromptLogprobs:
+    scores = report.scores
+    return pb.PromptLogprobs(
+        request_id=report.key.request_id,
+        attempt=report.key.attempt,
+        first_position=report.first_position,
+        token_logprobs=scores.logprobs,
+        ranks=scores.ranks,
+        top_count=scores.width,
+        top_token_ids=scores.top_ids,
+        top_logprobs=scores.top_logprobs,
+    )
+
+
+def _prompt_report(message: pb.PromptLogprobs) -> PromptReport:
+    scores = Scores(
+        logprobs=tuple(message.token_logprobs),
+        ranks=tuple(message.ranks),
+        width=message.top_count,
+        top_ids=tuple(message.top_token_ids),
+        top_logprobs=tuple(message.top_logprobs),
+    )
+    if not scores.logprobs or not scores.coherent():
+        raise BadReport("prompt_logprobs: at least one token, and of each all that is said of one")
+    return PromptReport(key=_key(message), first_position=message.first_position, scores=scores)
 
 
 def _output(report: TokenReport) -> pb.SequenceOutput:
@@ -244,7 +293,9 @@ def _token_end(reason: pb.EndReason) -> TokenEnd | None:
         raise BadReport("end_reason: unknown") from None
 
 
-def _key(message: pb.SequenceOutput | pb.Ended | pb.Reserved | pb.Adopted | pb.HandedOver) -> AttemptKey:
+def _key(
+    message: pb.SequenceOutput | pb.Ended | pb.Reserved | pb.Adopted | pb.HandedOver | pb.PromptLogprobs,
+) -> AttemptKey:
     return AttemptKey(request_id=message.request_id, attempt=message.attempt)
 
 

@@ -18,6 +18,7 @@ class Waste(StrEnum):
     GATEWAY_LOST = "gateway_lost"
     TRANSFER_FAILED = "transfer_failed"
     PREEMPTED = "preempted"
+    GUIDE_FAILED = "guide_failed"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

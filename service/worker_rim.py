@@ -21,10 +21,11 @@ from service.cache_feed import UNCHANGED, WAITING_MESSAGES_MAX, CacheChanges, Ca
 from service.load import WorkerLoad
 from service.orders import REQUEST_ID_BYTES_MAX, AttemptKey
 from service.outbox import Outbox
+from service.preparations import Action, Later, Preparations, TooManyPreparations
 from service.reports import EndCause, EndedReport, Report, Response, encode, to_load_report
 from service.token_books import TokenCounts
 
-PROTOCOL_VERSION = 2
+PROTOCOL_VERSION = 3
 OUTBOX_MESSAGES_MAX = 4096
 LOAD_INTERVAL_S = 0.05
 LOAD_INTERVALS_MAX = 4
@@ -32,7 +33,9 @@ SESSIONS_MAX = 256
 GATEWAY_ID_BYTES_MAX = 128
 
 Request: TypeAlias = pb.PrefillServiceAttachRequest | pb.DecodeServiceAttachRequest
-Action = Callable[[], None]
+
+
+Submission: TypeAlias = Callable[[str, Any], Action | Later]
 
 
 class _Nonsense(Exception):
@@ -79,6 +82,7 @@ class WorkerRim:
         self._loop = loop
         self._sessions: dict[str, Outbox[Response]] = {}
         self._pending: dict[str, list[Report]] = defaultdict(list)
+        self._preparations = Preparations()
         self._moved = asyncio.Event()
         self._drained = False
         self.load = WorkerLoad()
@@ -102,9 +106,10 @@ class WorkerRim:
         requests: AsyncIterator[Any],
         context: grpc.aio.ServicerContext[Any, Any],
         host: Host,
-        submission: Callable[[str, Any], Action],
+        submission: Submission,
     ) -> None:
-        """Run one Attach stream. submission: turns what only this role understands into an action."""
+        """Run one Attach stream. submission: turns what only this role understands into an action, or into work that
+        makes one."""
         gateway = await _greet(requests, context)
         # A stream that is cut during its first write, with the metadata still to be sent, would never end.
         await context.send_initial_metadata(())
@@ -142,7 +147,7 @@ class WorkerRim:
     async def drain(self) -> None:
         """Take nothing new, wait until what is here is finished, then end every session. Event loop."""
         self.draining = True
-        while self.load.running_sequences or self.load.waiting_sequences:
+        while self.load.running_sequences or self.load.waiting_sequences or self._preparations:
             self._moved.clear()
             await self._moved.wait()
         self._drained = True
@@ -164,6 +169,7 @@ class WorkerRim:
     def _close(self, gateway: str, host: Host) -> None:
         self._sessions.pop(gateway).close()
         self._cache.close(gateway)
+        self._preparations.drop(gateway)
         host.insist(partial(host.worker.drop, gateway))
 
     async def _read(
@@ -172,7 +178,7 @@ class WorkerRim:
         requests: AsyncIterator[Any],
         outbox: Outbox[Response],
         host: Host,
-        submission: Callable[[str, Any], Action],
+        submission: Submission,
     ) -> None:
         """Take what a gateway asks until its session ends, and end it with the stream."""
         try:
@@ -183,25 +189,28 @@ class WorkerRim:
         finally:
             outbox.close()
 
-    def _take(
-        self, gateway: str, request: Request, host: Host, submission: Callable[[str, Any], Action]
-    ) -> None:
+    def _take(self, gateway: str, request: Request, host: Host, submission: Submission) -> None:
         match request.WhichOneof("message"):
             case "cancel":
-                host.post(partial(host.worker.cancel, gateway, _key(request.cancel)))
+                key = _key(request.cancel)
+                self._in_turn(gateway, key, host, partial(host.worker.cancel, gateway, key))
             case "audit":
                 host.post(partial(self._audit, gateway, request.audit.query_id, host.worker))
             case "drain":
                 self.draining = True
             case "end_choice" if isinstance(request, pb.DecodeServiceAttachRequest):
-                _key(request.end_choice)
-                host.post(submission(gateway, request))
+                ending = submission(gateway, request)
+                assert not isinstance(ending, Later), "a choice needs no preparation to end"
+                self._in_turn(gateway, _key(request.end_choice), host, ending)
             case "submit" | "reserve":
                 self._submit(gateway, request, host, submission)
 
-    def _submit(
-        self, gateway: str, request: Request, host: Host, submission: Callable[[str, Any], Action]
-    ) -> None:
+    def _in_turn(self, gateway: str, key: AttemptKey, host: Host, action: Action) -> None:
+        """Pass on what is about an attempt, after the attempt itself."""
+        if not self._preparations.follow(gateway, key, partial(host.insist, action)):
+            host.post(action)
+
+    def _submit(self, gateway: str, request: Request, host: Host, submission: Submission) -> None:
         """Pass a submission on to the step thread, or refuse it here."""
         if isinstance(request, pb.PrefillServiceAttachRequest):
             key = _key(request.submit.sequence)
@@ -210,9 +219,25 @@ class WorkerRim:
         if self.draining:
             return self._refuse(gateway, key, EndCause.DRAINING, "this worker takes no new work")
         try:
-            return host.post(submission(gateway, request))
+            wanted = submission(gateway, request)
+            if not isinstance(wanted, Later):
+                return host.post(wanted)
+            return self._preparations.begin(gateway, key, wanted, partial(self._prepared, gateway, key, host))
+        except TooManyPreparations as error:
+            return self._refuse(gateway, key, EndCause.EXHAUSTED, str(error))
         except tuple(host.refusals) as error:
             return self._refuse(gateway, key, host.refusals[type(error)], str(error))
+
+    def _prepared(self, gateway: str, key: AttemptKey, host: Host, made: Callable[[], Action]) -> None:
+        """The work for a submission is done. made: yields the action, or raises what came of it."""
+        self._moved.set()
+        try:
+            host.post(made())
+        except tuple(host.refusals) as error:
+            self._refuse(gateway, key, host.refusals[type(error)], str(error))
+        except Exception as mistake:
+            structlog.get_logger().error("a submission could not be prepared", exc_info=mistake)
+            self._refuse(gateway, key, EndCause.INTERNAL, "could not be prepared")
 
     def _refuse(self, gateway: str, key: AttemptKey, cause: EndCause, detail: str) -> None:
         refusal = EndedReport(key=key, cause=cause, detail=detail)

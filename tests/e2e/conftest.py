@@ -119,6 +119,7 @@ class Answer:
     text: str
     finish: object
     usage: object
+    prompt: object = None
 
 
 async def stream(channel, generation_spec, timeout=60):
@@ -128,6 +129,8 @@ async def stream(channel, generation_spec, timeout=60):
     answer = Answer([], [], "", None, None)
     async for message in call:
         assert message.HasField("prompt_info") == (not answer.token_ids and answer.usage is None)
+        if message.HasField("prompt_info"):
+            answer.prompt = message.prompt_info
         for delta in message.deltas:
             assert delta.first_position == len(answer.token_ids), "each position once, without gap"
             answer.token_ids += delta.token_ids

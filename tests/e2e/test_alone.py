@@ -35,6 +35,7 @@ async def test_without_the_only_prefill_worker_everything_goes_on_to_the_same_to
             assert answer.token_ids == expected.token_ids
             assert answer.logprobs == expected.logprobs
             assert answer.text == expected.text
+            assert answer.prompt.prompt_logprobs == expected.prompt.prompt_logprobs
     ledgers = {ledger.worker_id: ledger for ledger in narrow_stack.idle_ledgers()}
     generated = 2 * sum(len(answer.token_ids) for answer in answers) + 2 * WITNESSED
     assert ledgers["decode-0"].tokens.computed > generated, "it has computed prompts"

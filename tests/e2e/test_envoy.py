@@ -1,4 +1,5 @@
-"""Two gateways behind a real Envoy, which checks their health, balances by least requests and speaks mutual TLS."""
+"""Two gateways behind a real Envoy, which checks their health, balances by least requests and speaks mutual TLS on both
+sides."""
 
 import asyncio
 import os
@@ -26,9 +27,10 @@ DRAIN = ("--drain-window", "1.5", "--shutdown-timeout", "30")
 
 
 class Fleet:
-    """A prefill worker, a decode worker, and two gateways over both."""
+    """A prefill worker, a decode worker, and two gateways over both, which ask whoever calls for a certificate."""
 
-    def __init__(self):
+    def __init__(self, certificates):
+        self._tls = certificates.flags("server")
         self._environ = os.environ | {"CROSSDOCK_TICKET_KEY": secrets.token_hex(32)}
         self.processes = {}
 
@@ -38,7 +40,7 @@ class Fleet:
         self._spawn("d", "decode-worker", "--worker-id", "d", *worker, "--kv-listen", "tcp://127.0.0.1:0")
         workers = ("--prefill-workers", self._ready("p"), "--decode-workers", self._ready("d"))
         for name in ("one", "two"):
-            self._spawn(name, "gateway", *workers, "--grpc-port", "0", "--http-port", "0", *DRAIN)
+            self._spawn(name, "gateway", *workers, "--grpc-port", "0", "--http-port", "0", *DRAIN, *self._tls)
         self.gateways = {self._ready(name): name for name in ("one", "two")}
 
     def terminate(self, name):
@@ -69,7 +71,7 @@ def certificates(tmp_path_factory):
 def mesh(tmp_path_factory, certificates):
     """The fleet, and the Envoy before it once that finds both gateways healthy."""
     with ExitStack() as stack:
-        fleet = Fleet()
+        fleet = Fleet(certificates)
         stack.callback(fleet.close)
         fleet.start()
         folder = tmp_path_factory.mktemp("envoy")
@@ -78,8 +80,8 @@ def mesh(tmp_path_factory, certificates):
         yield fleet, envoy
 
 
-def dial(envoy, certificates, client="client"):
-    return grpc.aio.secure_channel(envoy.address, certificates.credentials(client))
+def dial(address, certificates, client="client"):
+    return grpc.aio.secure_channel(address, certificates.credentials(client))
 
 
 def wish(number, max_tokens):
@@ -87,9 +89,11 @@ def wish(number, max_tokens):
 
 
 @pytest.mark.parametrize("client", [None, "intruder"])
-async def test_a_client_without_a_certificate_of_ours_gets_nothing(mesh, certificates, client):
-    _, envoy = mesh
-    async with dial(envoy, certificates, client) as channel:
+@pytest.mark.parametrize("whom", ["envoy", "a gateway"])
+async def test_a_client_without_a_certificate_of_ours_gets_nothing(mesh, certificates, whom, client):
+    fleet, envoy = mesh
+    address = envoy.address if whom == "envoy" else next(iter(fleet.gateways))
+    async with dial(address, certificates, client) as channel:
         with pytest.raises(grpc.aio.AioRpcError) as refused:
             await stream(channel, wish(0, 2), timeout=10)
     assert refused.value.code() is grpc.StatusCode.UNAVAILABLE
@@ -100,7 +104,7 @@ async def test_streams_through_envoy_are_the_streams_of_a_gateway_and_go_where_l
 ):
     fleet, envoy = mesh
     address = next(iter(fleet.gateways))
-    async with dial(envoy, certificates) as channel, grpc.aio.insecure_channel(address) as direct:
+    async with dial(envoy.address, certificates) as channel, dial(address, certificates) as direct:
         golden = [await stream(direct, wish(number, 40)) for number in range(4)]
         stub = inference_pb2_grpc.InferenceServiceStub(channel)
         held = []
@@ -119,7 +123,7 @@ async def test_a_gateway_that_is_told_to_end_fails_no_call(mesh, certificates):
     fleet, envoy = mesh
     (ending, name), (staying, _) = fleet.gateways.items()
     over, answers = asyncio.Event(), []
-    async with dial(envoy, certificates) as channel:
+    async with dial(envoy.address, certificates) as channel:
         golden = {number: (await stream(channel, wish(number, 12))).token_ids for number in range(4)}
 
         async def go_on(number):

@@ -40,6 +40,13 @@ WILD = [
     {"preemptions": 2**32 - 1},
     {"age_ms": 2**64 - 1},
     {"priority": 2**31 - 1},
+    {"guide": pb.Guide()},
+    {"guide": pb.Guide(kind=77, text="a")},
+    {"guide": pb.Guide(kind=pb.GUIDE_KIND_REGEX, text="")},
+    {"guide": pb.Guide(kind=pb.GUIDE_KIND_REGEX, text="a" * 100_000)},
+    {"guide": pb.Guide(kind=pb.GUIDE_KIND_JSON_SCHEMA, text="[" * 65)},
+    {"guide": pb.Guide(kind=pb.GUIDE_KIND_CHOICE, text="{}")},
+    {"guide": pb.Guide(kind=pb.GUIDE_KIND_REGEX, text="a"), "beam": pb.BeamSearch(width=2)},
     {"token_ids": []},
     {"token_ids": [5, VOCAB, 7]},
     {"token_ids": [5, 2**31 - 1, 7]},
@@ -67,10 +74,18 @@ WILD = [
     {"top_k": 2**32 - 1},
     {"logprobs": 21},
     {"logprobs": VOCAB},
+    {"prompt_logprobs": 21},
+    {"prompt_logprobs": 2**32 - 1},
     {"attempt": 0},
     {"request_id": ""},
     {"request_id": "r" * 10_000},
 ]
+UNFOLLOWED = [
+    {"guide": pb.Guide(kind=pb.GUIDE_KIND_REGEX, text="(a")},
+    {"guide": pb.Guide(kind=pb.GUIDE_KIND_JSON_SCHEMA, text="false")},
+    {"guide": pb.Guide(kind=pb.GUIDE_KIND_REGEX, text="a"), "token_ids": [5, 6, 7, 8], "max_tokens": 9},
+]
+"""Guides that cannot be compiled, and one that the answer so far is not of."""
 TICKETS = [b"x", bytes(96), b"x" * 100_000]
 NO_TICKET = b""
 """With it an order is for the worker by itself."""
@@ -129,6 +144,9 @@ async def test_wild_orders_and_forged_tickets_are_refused_and_nobody_else_notice
         for fields, ticket in itertools.product(WILD, (b"x", NO_TICKET)):
             answer = await answer_to(channel, proof, verb, ticket, fields)
             assert refused(answer, pb.END_CAUSE_INVALID), (fields, ticket, answer)
+        for fields in UNFOLLOWED:
+            answer = await answer_to(channel, proof, verb, NO_TICKET, fields)
+            assert refused(answer, pb.END_CAUSE_GUIDE_FAILED), (fields, answer)
         for ticket in TICKETS:
             answer = await answer_to(channel, proof, verb, ticket, {})
             assert refused(answer, pb.END_CAUSE_TICKET_REFUSED), answer

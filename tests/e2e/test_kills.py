@@ -16,6 +16,7 @@ TRIALS = 20
 STREAMS = 16
 NO_EOS = inference_pb2.StopConditions(ignore_eos=True)
 WITH_LOGPROBS = inference_pb2.OutputOptions(logprobs=2)
+WITH_ALL = inference_pb2.OutputOptions(logprobs=2, prompt_logprobs=1)
 
 
 def wanted(number):
@@ -28,7 +29,7 @@ def wanted(number):
         sampling |= {"repetition_penalty": 1.2, "presence_penalty": 0.7, "frequency_penalty": -0.6}
         sampling |= {"logit_bias": {28: 2.5, 30: -100}}
     prompt = tokens_of(number, dice.choice((5, 40, 130, 400)))
-    return spec(prompt, sampling=sampling, stop=NO_EOS, output=WITH_LOGPROBS)
+    return spec(prompt, sampling=sampling, stop=NO_EOS, output=WITH_ALL if number % 4 < 2 else WITH_LOGPROBS)
 
 
 SPECS = [wanted(number) for number in range(STREAMS)]
@@ -56,6 +57,9 @@ async def test_20_kills_under_16_streams_change_no_token_and_leave_no_block(frag
             for answer, expected in zip(answers, golden, strict=True):
                 assert answer.token_ids == expected.token_ids, f"trial {trial}"
                 assert answer.logprobs == expected.logprobs, f"trial {trial}"
+                told = answer.prompt.prompt_logprobs
+                assert told == expected.prompt.prompt_logprobs, f"trial {trial}"
+                assert len(told.token_logprobs) in (0, answer.usage.prompt_tokens - 1)
         await ready(fragile_stack, "prefill", "decode")
         fragile_stack.idle_ledgers()
 

@@ -1,5 +1,5 @@
-"""A real Envoy in front of gateways: mutual TLS towards clients, active health checks and least-request balancing
-towards the gateways. No retries: what a client sees is what came of its one try."""
+"""A real Envoy in front of gateways: mutual TLS towards clients and gateways, active health checks and least-request
+balancing. No retries: what a client sees is what came of its one try."""
 
 import json
 import os
@@ -45,6 +45,22 @@ class Certificates:
         if client is None:
             return grpc.ssl_channel_credentials(read("ca.crt"))
         return grpc.ssl_channel_credentials(read("ca.crt"), read(f"{client}.key"), read(f"{client}.crt"))
+
+    def flags(self, name):
+        """Of a process that shows this certificate, and asks for one of the authority."""
+        certificate, key = self.path(f"{name}.crt"), self.path(f"{name}.key")
+        return ("--ssl-certfile", certificate, "--ssl-keyfile", key, "--ssl-ca-certs", self.path("ca.crt"))
+
+    def context(self, name):
+        """The same for Envoy."""
+        certificate, key = self.path(f"{name}.crt"), self.path(f"{name}.key")
+        return {
+            "alpn_protocols": ["h2"],
+            "tls_certificates": [
+                {"certificate_chain": {"filename": certificate}, "private_key": {"filename": key}}
+            ],
+            "validation_context": {"trusted_ca": {"filename": self.path("ca.crt")}},
+        }
 
     def _authority(self, name):
         self._openssl("req", "-x509", *self._key(name), "-out", self.path(f"{name}.crt"), "-days", "2")
@@ -154,7 +170,7 @@ def _bootstrap(folder, gateways, certificates):
         "admin": {"address": _address("127.0.0.1:0"), "access_log": []},
         "static_resources": {
             "listeners": [_listener(certificates)],
-            "clusters": [_cluster(gateways)],
+            "clusters": [_cluster(gateways, certificates)],
         },
     } | {"node": {"id": "test", "cluster": "test"}}
 
@@ -182,16 +198,7 @@ def _listener(certificates):
     tls = {
         "@type": f"{_TYPE}.transport_sockets.tls.v3.DownstreamTlsContext",
         "require_client_certificate": True,
-        "common_tls_context": {
-            "alpn_protocols": ["h2"],
-            "tls_certificates": [
-                {
-                    "certificate_chain": {"filename": certificates.path("server.crt")},
-                    "private_key": {"filename": certificates.path("server.key")},
-                }
-            ],
-            "validation_context": {"trusted_ca": {"filename": certificates.path("ca.crt")}},
-        },
+        "common_tls_context": certificates.context("server"),
     }
     return {
         "name": "grpc",
@@ -207,7 +214,7 @@ def _listener(certificates):
     }
 
 
-def _cluster(gateways):
+def _cluster(gateways, certificates):
     interval = f"{HEALTH_INTERVAL_S}s"
     check = {
         "timeout": "2s",
@@ -221,6 +228,11 @@ def _cluster(gateways):
         "@type": f"{_TYPE}.upstreams.http.v3.HttpProtocolOptions",
         "explicit_http_config": {"http2_protocol_options": _HTTP2},
     }
+    tls = {
+        "@type": f"{_TYPE}.transport_sockets.tls.v3.UpstreamTlsContext",
+        "sni": "localhost",
+        "common_tls_context": certificates.context("client"),
+    }
     policy = {"@type": f"{_TYPE}.load_balancing_policies.least_request.v3.LeastRequest"}
     policy["selection_method"] = "FULL_SCAN"
     least_request = {"name": "envoy.load_balancing_policies.least_request", "typed_config": policy}
@@ -232,6 +244,7 @@ def _cluster(gateways):
         "load_balancing_policy": {"policies": [{"typed_extension_config": least_request}]},
         "common_lb_config": {"healthy_panic_threshold": {"value": 0}},
         "health_checks": [check],
+        "transport_socket": {"name": "envoy.transport_sockets.tls", "typed_config": tls},
         "typed_extension_protocol_options": {
             f"{_TYPE.split('/')[1]}.upstreams.http.v3.HttpProtocolOptions": options
         },

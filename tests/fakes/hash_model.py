@@ -43,7 +43,11 @@ class HashRunner:
         items = items_of(batch, self._size)
         for item in items:
             self._write(item)
-        chosen = [self._next(item) for item in items if item.wants_logits]
+        runs = np.searchsorted(batch.query_starts, batch.rows, side="right") - 1
+        chosen = [
+            self._next(items[run], int(batch.positions[row]))
+            for run, row in zip(runs, batch.rows, strict=True)
+        ]
         return torch.from_numpy(logits_for(chosen))
 
     def _write(self, item: BatchItem) -> None:
@@ -54,8 +58,9 @@ class HashRunner:
             halves = self._halves[item.block_table[position // self._size], :, position % self._size]
             halves[:] = np.frombuffer(before, np.uint8).reshape(2, -1)
 
-    def _next(self, item: BatchItem) -> int:
-        return next_token(self._read(item, item.first_position + len(item.tokens)))
+    def _next(self, item: BatchItem, position: int) -> int:
+        """After the token at this position."""
+        return next_token(self._read(item, position + 1))
 
     def _read(self, item: BatchItem, positions: int) -> bytes:
         """KV of the first so many positions, as the cache has it."""

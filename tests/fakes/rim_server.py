@@ -1,6 +1,7 @@
 """A worker's rim behind a real gRPC server on a unix socket; the worker behind it only notes what it is told."""
 
 import asyncio
+import threading
 from contextlib import asynccontextmanager
 from functools import partial
 from types import SimpleNamespace
@@ -15,6 +16,7 @@ from crossdock.worker.v1.worker_pb2_grpc import (
 )
 from service.channel import open_channel
 from service.load import WorkerLoad
+from service.preparations import Later
 from service.reports import EndCause
 from service.server import create_server
 from service.token_books import TokenBooks
@@ -57,6 +59,7 @@ class RimServer:
         self.worker = NotedWorker()
         self.rim = WorkerRim(pb.PrefillServiceAttachResponse, asyncio.get_running_loop())
         self.full = False
+        self.working, self.finish = threading.Event(), threading.Event()
         self.host = Host(
             worker=self.worker,
             welcome=pb.Welcome(protocol_version=PROTOCOL_VERSION, worker_id="w"),
@@ -71,7 +74,18 @@ class RimServer:
             raise KeyError("a rule")
         if request_id == "mistake":
             raise ZeroDivisionError
-        return partial(self.worker.calls.put_nowait, ("submit", gateway, request_id))
+        action = partial(self.worker.calls.put_nowait, ("submit", gateway, request_id))
+        return Later(partial(self._work, request_id, action)) if request_id.startswith("later") else action
+
+    def _work(self, request_id, action):
+        """On another thread; waits until the test lets it go on."""
+        self.working.set()
+        assert self.finish.wait(30)
+        if request_id == "later wrong":
+            raise KeyError("a rule")
+        if request_id == "later mistake":
+            raise ZeroDivisionError
+        return action
 
     def _post(self, action):
         if self.full:

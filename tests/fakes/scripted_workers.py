@@ -11,11 +11,13 @@ from service.reports import (
     AdoptedReport,
     EndedReport,
     HandedOverReport,
+    PromptReport,
     ReservedReport,
     TokenEnd,
     TokenReport,
     encode,
 )
+from service.scores import Scores
 from service.worker_rim import PROTOCOL_VERSION
 
 TICKET_KEY = bytes(range(32))
@@ -51,6 +53,8 @@ def make_request(
     n=1,
     best_of=1,
     beam=None,
+    guide=None,
+    prompt_logprobs=None,
     **sampling,
 ):
     values = {"temperature": 0.0, "top_p": 1.0, "top_k": 0, "min_p": 0.0, "seed": 1, "logprobs": None}
@@ -68,6 +72,8 @@ def make_request(
         n=n,
         best_of=best_of,
         beam=beam,
+        guide=guide,
+        prompt_logprobs=prompt_logprobs,
     )
 
 
@@ -150,6 +156,12 @@ class Say:
             top=(),
             end=end,
         )
+
+    def scores(self, first_position, *logprobs, width=1):
+        """Of consecutive tokens of the prompt, each with so many alternatives."""
+        tops = [tuple((90 + n, logprob - n) for n in range(width)) for logprob in logprobs]
+        each = [(logprob, 1, top) for logprob, top in zip(logprobs, tops, strict=True)]
+        return PromptReport(key=self.key, first_position=first_position, scores=Scores.of(each))
 
     def ended(self, cause, detail=""):
         return EndedReport(key=self.key, cause=cause, detail=detail)

@@ -21,6 +21,7 @@ from gateway.tokenizer import Tokenizer, load_tokenizer
 from service.config import DEFAULT_MODEL
 from service.metrics import Metrics
 from service.model_source import resolve_model
+from service.scores import Scores
 
 GOLDEN = Path(__file__).parents[1] / "data" / "golden_smollm2_fp32.jsonl"
 
@@ -62,6 +63,7 @@ def make_batches(
     first: int = 0,
     alternatives: int | None = None,
     cached_tokens: int = 0,
+    scores: Scores | None = None,
 ) -> list[TokenBatch]:
     """An answer in batches of `size` tokens. alternatives: how many each token brings."""
     tokens = [
@@ -79,6 +81,7 @@ def make_batches(
             tokens=tuple(tokens[start : start + size]),
             end=end if start + size >= len(tokens) else None,
             cached_tokens=cached_tokens,
+            scores=scores if start == 0 else None,
         )
         for start in starts
     ]

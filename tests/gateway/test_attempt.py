@@ -14,7 +14,8 @@ from gateway.mailbox import DeadlinePassed, Delivery, Mailbox, Turnstile, Worker
 from gateway.request import EndReason
 from kvtransfer.identity import Identity
 from kvtransfer.ticket import mint, open_sealed
-from service.errors import DeadlineExpired, Exhausted, InternalFault
+from service.errors import DeadlineExpired, Exhausted, GuideFailed, InternalFault
+from service.guides import Guide, GuideKind
 from service.reports import EndCause, TokenEnd
 from tests.fakes.scripted_workers import (
     BLOCK_SIZE,
@@ -32,12 +33,12 @@ ANSWER = (11, 12, 13)
 class Scene:
     """One attempt at an answer of three tokens, on workers p and d; `heard` collects what it returns."""
 
-    def __init__(self, emitted=()):
+    def __init__(self, emitted=(), **request):
         (source,), (target,) = make_pool(PREFILL, ("p",)), make_pool(DECODE, ("d",))
         self.p, self.d = ScriptedWorker(source, PREFILL), ScriptedWorker(target, DECODE)
         self.p.join()
         self.d.join()
-        self.journal = Journal(make_request(max_tokens=len(ANSWER), stop=(2,)), "wire")
+        self.journal = Journal(make_request(max_tokens=len(ANSWER), stop=(2,), **request), "wire")
         order = self.journal.order(1, None)
         self.say = Say(order.key)
         for token in [self.say.token(*each) for each in enumerate(emitted)]:
@@ -169,6 +170,7 @@ FAILURES = {
     EndCause.TICKET_REFUSED: AttemptLost,
     EndCause.INTERNAL: WorkerFailed,
     EndCause.PREEMPTED: AttemptLost,
+    EndCause.GUIDE_FAILED: AttemptLost,
 }
 
 
@@ -185,6 +187,15 @@ def test_an_end_at_a_worker_ends_the_attempt_unless_it_has_said_its_last_word(ph
     assert type(scene.attempt.failure) is (AttemptPreempted if given_up else FAILURES[cause])
     if cause in (EndCause.INVALID, EndCause.EXHAUSTED, EndCause.DEADLINE):
         assert "10.0.0.1" not in str(scene.attempt.failure), "a client sees no text of a worker"
+
+
+@pytest.mark.parametrize(("phase", "sender"), [(Phase.COMPUTING, "p"), (Phase.DECODING, "d")])
+def test_a_guide_that_cannot_be_followed_ends_the_request_and_blames_no_worker(phase, sender):
+    scene = Scene(guide=Guide(kind=GuideKind.REGEX, text="a")).reach(phase)
+    scene.tell(sender, scene.say.ended(EndCause.GUIDE_FAILED, "10.0.0.1 said so"))
+    failure = scene.attempt.failure
+    assert isinstance(failure, GuideFailed) and not isinstance(failure, AttemptLost)
+    assert failure.reason == "GUIDE_FAILED" and "10.0.0.1" not in str(failure)
 
 
 @pytest.mark.parametrize("phase", [Phase.ADOPTED, Phase.DECODING])

@@ -6,8 +6,8 @@ import pytest
 from transformers.utils.chat_template_utils import render_jinja_template
 
 from gateway.chat import ChatMessage, ChatTemplate
-from gateway.errors import ModelFilesError
 from service.errors import InvalidRequest
+from service.model_source import ModelFilesError
 
 NOW = datetime(2030, 1, 2, 3, 4, 5, tzinfo=UTC)
 TOKENS = {"bos_token": "<s>", "eos_token": "</s>"}

@@ -10,10 +10,10 @@ from hypothesis import strategies as st
 from transformers import PreTrainedTokenizerFast
 
 from gateway.chat import ChatMessage
-from gateway.errors import ModelFilesError
-from gateway.gguf_metadata import read_metadata
-from gateway.gguf_vocabulary import read_gguf
 from gateway.tokenizer import load_tokenizer
+from service.gguf_metadata import read_metadata
+from service.gguf_vocabulary import read_gguf
+from service.model_source import ModelFilesError
 
 TODAY = datetime(2030, 1, 2, tzinfo=UTC)
 TRICKY = [

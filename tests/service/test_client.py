@@ -13,11 +13,17 @@ from crossdock.credentials import Credentials
         (Generation(max_tokens=2**40), "max_tokens"),
         (Generation(stop_token_ids=(-1,)), "token_ids"),
         (Generation(logprobs=2**40), "logprobs"),
+        (Generation(prompt_logprobs=2**40), "prompt_logprobs"),
+        (Generation(truncate_prompt_tokens=2**40), "truncate_prompt_tokens"),
+        (Generation(priority=2**40), "priority"),
         (Generation(logit_bias={-1: 1.0}), "logit_bias"),
         (Generation(logit_bias={2**32: 1.0}), "logit_bias"),
         (Generation(timeout_s=0.0), "timeout_s"),
         (Generation(timeout_s=float("nan")), "timeout_s"),
         (Generation(timeout_s=float("inf")), "timeout_s"),
+        (Generation(json_schema={"a": object()}), "json_schema"),
+        (Generation(choice=(5,)), "strings"),
+        (Generation(regex="a", json_object=True), "json_object, regex"),
     ],
 )
 def test_what_no_message_can_say_is_refused_by_the_client_by_name(how, field):

@@ -8,6 +8,7 @@ from hypothesis import strategies as st
 
 from engine.sequence import SamplingParams
 from service.errors import InvalidRequest
+from service.guides import TEXT_BYTES_MAX, Guide, GuideKind, choice
 from service.orders import (
     AGE_MS_MAX,
     BEAM_WIDTH_MAX,
@@ -74,6 +75,12 @@ def beams():
     )
 
 
+def guided():
+    texts = st.text(min_size=1, max_size=9)
+    choices = st.lists(texts, min_size=1).map(choice)
+    return st.builds(Guide, kind=st.just(GuideKind.REGEX), text=texts) | choices
+
+
 def biases():
     bias = st.floats(-LOGIT_BIAS_MAX, LOGIT_BIAS_MAX, width=32)
     return st.dictionaries(st.integers(0, 999), bias, max_size=5).map(
@@ -116,6 +123,8 @@ def orders(draw):
         logprobs=draw(st.none() | st.integers(0, LOGPROBS_MAX)),
         time_left_ms=draw(st.none() | st.integers(1, 2**63)),
         beam=beam,
+        guide=draw(st.none() | guided()) if beam is None else None,
+        prompt_logprobs=None if emitted or beam else draw(st.none() | st.integers(0, LOGPROBS_MAX)),
         preemptions=draw(st.integers(0, PREEMPTIONS_MAX)),
         age_ms=draw(st.integers(0, AGE_MS_MAX)),
         priority=draw(st.integers(-PRIORITY_MAX, PRIORITY_MAX)),
@@ -244,6 +253,18 @@ def test_a_newer_attempt_makes_the_older_ones_of_its_request_void():
     assert superseded("g", key(1, "new"), live) == []
 
 
+def test_a_guide_that_is_too_large_or_unknown_or_beside_a_search_is_refused():
+    large = Guide(kind=GuideKind.REGEX, text="a" * (TEXT_BYTES_MAX + 1))
+    assert refused_fields(guide=large) == ["guide.text"]
+    small = replace(large, text="a")
+    search = {"token_ids": (1, 2, 3), "beam": Beam(width=2)}
+    assert refused_fields(guide=small, **search) == ["guide"]
+    spec = to_spec(replace(ORDER, guide=small))
+    spec.guide.kind = 77
+    with pytest.raises(InvalidRequest, match="guide: of an unknown kind"):
+        from_spec(spec, LIMITS)
+
+
 @pytest.mark.parametrize("attempt", [1, 2, 3])
 def test_an_older_attempt_or_another_gateway_makes_nothing_void(attempt):
     with pytest.raises(AttemptRefused, match="another gateway"):
@@ -297,3 +318,13 @@ def test_blocks_that_choices_have_in_common_count_once(prompt, choices, blocks):
         choices=tuple(Choice(index=n, seed=n) for n in range(choices)),
     )
     assert order.blocks(block_size=4) == blocks
+
+
+@pytest.mark.parametrize("value", [LOGPROBS_MAX + 1, 2**32 - 1])
+def test_more_alternatives_of_a_prompts_tokens_than_there_may_be_are_refused(value):
+    assert refused_fields(prompt_logprobs=value, prompt_tokens=4) == ["prompt_logprobs"]
+
+
+def test_a_prompts_logprobs_are_wanted_before_the_first_token_and_not_of_a_search():
+    assert refused_fields(prompt_logprobs=1) == ["prompt_logprobs"]
+    assert refused_fields(prompt_logprobs=1, prompt_tokens=4, beam=Beam(width=2)) == ["prompt_logprobs"]

@@ -15,6 +15,7 @@ from service.reports import (
     EndCause,
     EndedReport,
     HandedOverReport,
+    PromptReport,
     ReservedReport,
     TokenEnd,
     TokenReport,
@@ -23,6 +24,7 @@ from service.reports import (
     from_load_report,
     to_load_report,
 )
+from service.scores import Scores
 
 u32 = st.integers(0, 2**32 - 1)
 real = st.floats(-100, 0, width=32)
@@ -38,10 +40,24 @@ tokens = st.builds(
     cached_tokens=u32,
     choice=u32,
 )
+
+
+@st.composite
+def prompt_reports(draw):
+    width, count = draw(st.integers(0, 3)), draw(st.integers(1, 4))
+    top = st.lists(st.tuples(u32, real), min_size=width, max_size=width).map(tuple)
+    scores = Scores.of([(draw(real), draw(u32), draw(top)) for _ in range(count)])
+    return PromptReport(key=draw(keys), first_position=draw(u32), scores=scores)
+
+
 ended = st.builds(EndedReport, key=keys, cause=st.sampled_from(EndCause), detail=st.text(max_size=8))
-of_source = st.one_of(tokens, ended, st.builds(HandedOverReport, key=keys))
+of_source = st.one_of(tokens, ended, prompt_reports(), st.builds(HandedOverReport, key=keys))
 of_target = st.one_of(
-    tokens, ended, st.builds(ReservedReport, key=keys, blocks_held=u32), st.builds(AdoptedReport, key=keys)
+    tokens,
+    ended,
+    prompt_reports(),
+    st.builds(ReservedReport, key=keys, blocks_held=u32),
+    st.builds(AdoptedReport, key=keys),
 )
 
 
@@ -82,6 +98,24 @@ def test_an_adoption_stays_before_the_tokens_that_come_of_it():
     assert [message.WhichOneof("message") for message in messages] == ["adopted", "outputs"]
 
 
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {},
+        {"token_logprobs": [-1.0]},
+        {"token_logprobs": [-1.0], "ranks": [1], "top_count": 1},
+        {"token_logprobs": [-1.0], "ranks": [1], "top_count": 1, "top_token_ids": [1]},
+        {"token_logprobs": [-1.0], "ranks": [1], "top_token_ids": [1], "top_logprobs": [-1.0]},
+        {"token_logprobs": [-1.0], "ranks": [1], "top_count": 2**32 - 1},
+    ],
+)
+def test_logprobs_of_a_prompt_whose_arrays_do_not_fit_are_refused(fields):
+    message = pb.PromptLogprobs(request_id="r", attempt=1, first_position=1, **fields)
+    for response in (pb.PrefillServiceAttachResponse, pb.DecodeServiceAttachResponse):
+        with pytest.raises(BadReport, match="prompt_logprobs"):
+            decode(response(prompt_logprobs=message))
+
+
 def test_what_is_about_the_worker_as_a_whole_is_no_report():
     for response in (pb.PrefillServiceAttachResponse, pb.DecodeServiceAttachResponse):
         assert decode(response()) == []
@@ -90,7 +124,7 @@ def test_what_is_about_the_worker_as_a_whole_is_no_report():
         assert decode(response(audit=pb.AuditReport())) == []
 
 
-@pytest.mark.parametrize("cause", [0, 10, 99, -1])
+@pytest.mark.parametrize("cause", [0, 11, 99, -1])
 def test_an_end_of_an_unknown_cause_is_an_end_all_the_same(cause):
     (report,) = decode(
         pb.PrefillServiceAttachResponse(ended=pb.Ended(request_id="r", attempt=1, cause=cause))

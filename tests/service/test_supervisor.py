@@ -198,6 +198,13 @@ def test_serve_ends_cleanly_on_a_signal(serving, wait_for_exit, number):
     assert "Traceback" not in serving.stderr.read()
 
 
+def test_children_are_of_the_session_of_serve_and_no_ctrl_c_of_its_terminal_reaches_them(serving):
+    serving.stdout.readline()
+    pids = children_of(serving)
+    assert {os.getsid(pid) for pid in pids} == {os.getsid(serving.pid)}
+    assert [os.getpgid(pid) for pid in pids] == pids
+
+
 def test_no_child_outlives_a_serve_that_is_killed(serving, wait_for_exit):
     serving.stdout.readline()
     pids = children_of(serving)

@@ -7,6 +7,15 @@ from typing import ClassVar as _ClassVar, Optional as _Optional, Union as _Union
 
 DESCRIPTOR: _descriptor.FileDescriptor
 
+class GuideKind(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
+    __slots__ = ()
+    GUIDE_KIND_UNSPECIFIED: _ClassVar[GuideKind]
+    GUIDE_KIND_JSON_SCHEMA: _ClassVar[GuideKind]
+    GUIDE_KIND_JSON_OBJECT: _ClassVar[GuideKind]
+    GUIDE_KIND_REGEX: _ClassVar[GuideKind]
+    GUIDE_KIND_CHOICE: _ClassVar[GuideKind]
+    GUIDE_KIND_GRAMMAR: _ClassVar[GuideKind]
+
 class EndReason(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     __slots__ = ()
     END_REASON_UNSPECIFIED: _ClassVar[EndReason]
@@ -25,6 +34,13 @@ class EndCause(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     END_CAUSE_TICKET_REFUSED: _ClassVar[EndCause]
     END_CAUSE_INTERNAL: _ClassVar[EndCause]
     END_CAUSE_PREEMPTED: _ClassVar[EndCause]
+    END_CAUSE_GUIDE_FAILED: _ClassVar[EndCause]
+GUIDE_KIND_UNSPECIFIED: GuideKind
+GUIDE_KIND_JSON_SCHEMA: GuideKind
+GUIDE_KIND_JSON_OBJECT: GuideKind
+GUIDE_KIND_REGEX: GuideKind
+GUIDE_KIND_CHOICE: GuideKind
+GUIDE_KIND_GRAMMAR: GuideKind
 END_REASON_UNSPECIFIED: EndReason
 END_REASON_STOP: EndReason
 END_REASON_LENGTH: EndReason
@@ -38,6 +54,7 @@ END_CAUSE_TRANSFER_FAILED: EndCause
 END_CAUSE_TICKET_REFUSED: EndCause
 END_CAUSE_INTERNAL: EndCause
 END_CAUSE_PREEMPTED: EndCause
+END_CAUSE_GUIDE_FAILED: EndCause
 
 class PrefillServiceAttachRequest(_message.Message):
     __slots__ = ("hello", "submit", "cancel", "audit", "drain")
@@ -54,13 +71,14 @@ class PrefillServiceAttachRequest(_message.Message):
     def __init__(self, hello: _Optional[_Union[Hello, _Mapping]] = ..., submit: _Optional[_Union[SubmitPrompt, _Mapping]] = ..., cancel: _Optional[_Union[Cancel, _Mapping]] = ..., audit: _Optional[_Union[AuditQuery, _Mapping]] = ..., drain: _Optional[_Union[Drain, _Mapping]] = ...) -> None: ...
 
 class PrefillServiceAttachResponse(_message.Message):
-    __slots__ = ("welcome", "outputs", "ended", "load", "audit", "handed_over", "cache")
+    __slots__ = ("welcome", "outputs", "ended", "load", "audit", "handed_over", "prompt_logprobs", "cache")
     WELCOME_FIELD_NUMBER: _ClassVar[int]
     OUTPUTS_FIELD_NUMBER: _ClassVar[int]
     ENDED_FIELD_NUMBER: _ClassVar[int]
     LOAD_FIELD_NUMBER: _ClassVar[int]
     AUDIT_FIELD_NUMBER: _ClassVar[int]
     HANDED_OVER_FIELD_NUMBER: _ClassVar[int]
+    PROMPT_LOGPROBS_FIELD_NUMBER: _ClassVar[int]
     CACHE_FIELD_NUMBER: _ClassVar[int]
     welcome: Welcome
     outputs: StepOutputs
@@ -68,8 +86,9 @@ class PrefillServiceAttachResponse(_message.Message):
     load: LoadReport
     audit: AuditReport
     handed_over: HandedOver
+    prompt_logprobs: PromptLogprobs
     cache: CacheEvents
-    def __init__(self, welcome: _Optional[_Union[Welcome, _Mapping]] = ..., outputs: _Optional[_Union[StepOutputs, _Mapping]] = ..., ended: _Optional[_Union[Ended, _Mapping]] = ..., load: _Optional[_Union[LoadReport, _Mapping]] = ..., audit: _Optional[_Union[AuditReport, _Mapping]] = ..., handed_over: _Optional[_Union[HandedOver, _Mapping]] = ..., cache: _Optional[_Union[CacheEvents, _Mapping]] = ...) -> None: ...
+    def __init__(self, welcome: _Optional[_Union[Welcome, _Mapping]] = ..., outputs: _Optional[_Union[StepOutputs, _Mapping]] = ..., ended: _Optional[_Union[Ended, _Mapping]] = ..., load: _Optional[_Union[LoadReport, _Mapping]] = ..., audit: _Optional[_Union[AuditReport, _Mapping]] = ..., handed_over: _Optional[_Union[HandedOver, _Mapping]] = ..., prompt_logprobs: _Optional[_Union[PromptLogprobs, _Mapping]] = ..., cache: _Optional[_Union[CacheEvents, _Mapping]] = ...) -> None: ...
 
 class DecodeServiceAttachRequest(_message.Message):
     __slots__ = ("hello", "reserve", "cancel", "audit", "drain", "end_choice")
@@ -88,7 +107,7 @@ class DecodeServiceAttachRequest(_message.Message):
     def __init__(self, hello: _Optional[_Union[Hello, _Mapping]] = ..., reserve: _Optional[_Union[Reserve, _Mapping]] = ..., cancel: _Optional[_Union[Cancel, _Mapping]] = ..., audit: _Optional[_Union[AuditQuery, _Mapping]] = ..., drain: _Optional[_Union[Drain, _Mapping]] = ..., end_choice: _Optional[_Union[EndChoice, _Mapping]] = ...) -> None: ...
 
 class DecodeServiceAttachResponse(_message.Message):
-    __slots__ = ("welcome", "outputs", "ended", "load", "audit", "reserved", "adopted", "cache")
+    __slots__ = ("welcome", "outputs", "ended", "load", "audit", "reserved", "adopted", "prompt_logprobs", "cache")
     WELCOME_FIELD_NUMBER: _ClassVar[int]
     OUTPUTS_FIELD_NUMBER: _ClassVar[int]
     ENDED_FIELD_NUMBER: _ClassVar[int]
@@ -96,6 +115,7 @@ class DecodeServiceAttachResponse(_message.Message):
     AUDIT_FIELD_NUMBER: _ClassVar[int]
     RESERVED_FIELD_NUMBER: _ClassVar[int]
     ADOPTED_FIELD_NUMBER: _ClassVar[int]
+    PROMPT_LOGPROBS_FIELD_NUMBER: _ClassVar[int]
     CACHE_FIELD_NUMBER: _ClassVar[int]
     welcome: Welcome
     outputs: StepOutputs
@@ -104,8 +124,9 @@ class DecodeServiceAttachResponse(_message.Message):
     audit: AuditReport
     reserved: Reserved
     adopted: Adopted
+    prompt_logprobs: PromptLogprobs
     cache: CacheEvents
-    def __init__(self, welcome: _Optional[_Union[Welcome, _Mapping]] = ..., outputs: _Optional[_Union[StepOutputs, _Mapping]] = ..., ended: _Optional[_Union[Ended, _Mapping]] = ..., load: _Optional[_Union[LoadReport, _Mapping]] = ..., audit: _Optional[_Union[AuditReport, _Mapping]] = ..., reserved: _Optional[_Union[Reserved, _Mapping]] = ..., adopted: _Optional[_Union[Adopted, _Mapping]] = ..., cache: _Optional[_Union[CacheEvents, _Mapping]] = ...) -> None: ...
+    def __init__(self, welcome: _Optional[_Union[Welcome, _Mapping]] = ..., outputs: _Optional[_Union[StepOutputs, _Mapping]] = ..., ended: _Optional[_Union[Ended, _Mapping]] = ..., load: _Optional[_Union[LoadReport, _Mapping]] = ..., audit: _Optional[_Union[AuditReport, _Mapping]] = ..., reserved: _Optional[_Union[Reserved, _Mapping]] = ..., adopted: _Optional[_Union[Adopted, _Mapping]] = ..., prompt_logprobs: _Optional[_Union[PromptLogprobs, _Mapping]] = ..., cache: _Optional[_Union[CacheEvents, _Mapping]] = ...) -> None: ...
 
 class Hello(_message.Message):
     __slots__ = ("protocol_version", "gateway_id", "gateway_epoch")
@@ -202,7 +223,7 @@ class HandedOver(_message.Message):
     def __init__(self, request_id: _Optional[str] = ..., attempt: _Optional[int] = ...) -> None: ...
 
 class SequenceSpec(_message.Message):
-    __slots__ = ("request_id", "attempt", "token_ids", "prompt_tokens", "max_tokens", "min_tokens", "stop_token_ids", "temperature", "top_p", "top_k", "min_p", "logprobs", "time_left_ms", "cache_scope", "choices", "beam", "preemptions", "age_ms", "priority", "presence_penalty", "frequency_penalty", "repetition_penalty", "logit_bias")
+    __slots__ = ("request_id", "attempt", "token_ids", "prompt_tokens", "max_tokens", "min_tokens", "stop_token_ids", "temperature", "top_p", "top_k", "min_p", "logprobs", "time_left_ms", "cache_scope", "choices", "beam", "preemptions", "age_ms", "priority", "presence_penalty", "frequency_penalty", "repetition_penalty", "logit_bias", "prompt_logprobs", "guide")
     class LogitBiasEntry(_message.Message):
         __slots__ = ("key", "value")
         KEY_FIELD_NUMBER: _ClassVar[int]
@@ -233,6 +254,8 @@ class SequenceSpec(_message.Message):
     FREQUENCY_PENALTY_FIELD_NUMBER: _ClassVar[int]
     REPETITION_PENALTY_FIELD_NUMBER: _ClassVar[int]
     LOGIT_BIAS_FIELD_NUMBER: _ClassVar[int]
+    PROMPT_LOGPROBS_FIELD_NUMBER: _ClassVar[int]
+    GUIDE_FIELD_NUMBER: _ClassVar[int]
     request_id: str
     attempt: int
     token_ids: _containers.RepeatedScalarFieldContainer[int]
@@ -256,7 +279,17 @@ class SequenceSpec(_message.Message):
     frequency_penalty: float
     repetition_penalty: float
     logit_bias: _containers.ScalarMap[int, float]
-    def __init__(self, request_id: _Optional[str] = ..., attempt: _Optional[int] = ..., token_ids: _Optional[_Iterable[int]] = ..., prompt_tokens: _Optional[int] = ..., max_tokens: _Optional[int] = ..., min_tokens: _Optional[int] = ..., stop_token_ids: _Optional[_Iterable[int]] = ..., temperature: _Optional[float] = ..., top_p: _Optional[float] = ..., top_k: _Optional[int] = ..., min_p: _Optional[float] = ..., logprobs: _Optional[int] = ..., time_left_ms: _Optional[int] = ..., cache_scope: _Optional[bytes] = ..., choices: _Optional[_Iterable[_Union[SequenceChoice, _Mapping]]] = ..., beam: _Optional[_Union[BeamSearch, _Mapping]] = ..., preemptions: _Optional[int] = ..., age_ms: _Optional[int] = ..., priority: _Optional[int] = ..., presence_penalty: _Optional[float] = ..., frequency_penalty: _Optional[float] = ..., repetition_penalty: _Optional[float] = ..., logit_bias: _Optional[_Mapping[int, float]] = ...) -> None: ...
+    prompt_logprobs: int
+    guide: Guide
+    def __init__(self, request_id: _Optional[str] = ..., attempt: _Optional[int] = ..., token_ids: _Optional[_Iterable[int]] = ..., prompt_tokens: _Optional[int] = ..., max_tokens: _Optional[int] = ..., min_tokens: _Optional[int] = ..., stop_token_ids: _Optional[_Iterable[int]] = ..., temperature: _Optional[float] = ..., top_p: _Optional[float] = ..., top_k: _Optional[int] = ..., min_p: _Optional[float] = ..., logprobs: _Optional[int] = ..., time_left_ms: _Optional[int] = ..., cache_scope: _Optional[bytes] = ..., choices: _Optional[_Iterable[_Union[SequenceChoice, _Mapping]]] = ..., beam: _Optional[_Union[BeamSearch, _Mapping]] = ..., preemptions: _Optional[int] = ..., age_ms: _Optional[int] = ..., priority: _Optional[int] = ..., presence_penalty: _Optional[float] = ..., frequency_penalty: _Optional[float] = ..., repetition_penalty: _Optional[float] = ..., logit_bias: _Optional[_Mapping[int, float]] = ..., prompt_logprobs: _Optional[int] = ..., guide: _Optional[_Union[Guide, _Mapping]] = ...) -> None: ...
+
+class Guide(_message.Message):
+    __slots__ = ("kind", "text")
+    KIND_FIELD_NUMBER: _ClassVar[int]
+    TEXT_FIELD_NUMBER: _ClassVar[int]
+    kind: GuideKind
+    text: str
+    def __init__(self, kind: _Optional[_Union[GuideKind, str]] = ..., text: _Optional[str] = ...) -> None: ...
 
 class SequenceChoice(_message.Message):
     __slots__ = ("index", "seed")
@@ -325,6 +358,26 @@ class SequenceOutput(_message.Message):
     cached_tokens: int
     choice: int
     def __init__(self, request_id: _Optional[str] = ..., attempt: _Optional[int] = ..., position: _Optional[int] = ..., token_id: _Optional[int] = ..., logprob: _Optional[float] = ..., top_token_ids: _Optional[_Iterable[int]] = ..., top_logprobs: _Optional[_Iterable[float]] = ..., end_reason: _Optional[_Union[EndReason, str]] = ..., cached_tokens: _Optional[int] = ..., choice: _Optional[int] = ...) -> None: ...
+
+class PromptLogprobs(_message.Message):
+    __slots__ = ("request_id", "attempt", "first_position", "token_logprobs", "ranks", "top_count", "top_token_ids", "top_logprobs")
+    REQUEST_ID_FIELD_NUMBER: _ClassVar[int]
+    ATTEMPT_FIELD_NUMBER: _ClassVar[int]
+    FIRST_POSITION_FIELD_NUMBER: _ClassVar[int]
+    TOKEN_LOGPROBS_FIELD_NUMBER: _ClassVar[int]
+    RANKS_FIELD_NUMBER: _ClassVar[int]
+    TOP_COUNT_FIELD_NUMBER: _ClassVar[int]
+    TOP_TOKEN_IDS_FIELD_NUMBER: _ClassVar[int]
+    TOP_LOGPROBS_FIELD_NUMBER: _ClassVar[int]
+    request_id: str
+    attempt: int
+    first_position: int
+    token_logprobs: _containers.RepeatedScalarFieldContainer[float]
+    ranks: _containers.RepeatedScalarFieldContainer[int]
+    top_count: int
+    top_token_ids: _containers.RepeatedScalarFieldContainer[int]
+    top_logprobs: _containers.RepeatedScalarFieldContainer[float]
+    def __init__(self, request_id: _Optional[str] = ..., attempt: _Optional[int] = ..., first_position: _Optional[int] = ..., token_logprobs: _Optional[_Iterable[float]] = ..., ranks: _Optional[_Iterable[int]] = ..., top_count: _Optional[int] = ..., top_token_ids: _Optional[_Iterable[int]] = ..., top_logprobs: _Optional[_Iterable[float]] = ...) -> None: ...
 
 class Ended(_message.Message):
     __slots__ = ("request_id", "attempt", "cause", "detail", "preemptions")

@@ -3,8 +3,10 @@
 import asyncio
 import json
 import sys
+from typing import Literal
 
 import openai
+import pydantic
 
 MESSAGES = [{"role": "user", "content": "Name three colours."}]
 GREEDY = {"model": "", "temperature": 0}
@@ -53,6 +55,28 @@ def choices(client, prompt):
         "texts": [choice.text for choice in answer.choices],
         "again": [choice.text for choice in again.choices],
     }
+
+
+class Reply(pydantic.BaseModel):
+    colour: Literal["red", "green", "blue"]
+    certain: bool
+    places: tuple[Literal["sky", "sea", "meadow"], Literal["sky", "sea", "meadow"]]
+
+
+def parsed(client):
+    """What the library makes of an answer that a class describes."""
+    answer = client.chat.completions.parse(
+        messages=MESSAGES, response_format=Reply, max_completion_tokens=120, **GREEDY
+    )
+    return answer.choices[0].message.parsed.model_dump()
+
+
+def steered(client, prompt):
+    """Tokens under a bias that nothing outweighs, and under none; ids come with vLLM's extra field."""
+    given = {"prompt": prompt, "max_tokens": 4, "extra_body": {"return_token_ids": True}, **GREEDY}
+    free = client.completions.create(**given)
+    biased = client.completions.create(logit_bias={"500": 100}, **given)
+    return [answer.choices[0].token_ids for answer in (free, biased)]
 
 
 def left_early(client):
@@ -107,6 +131,8 @@ def main(base_url, prompt):
         "completion": completion(client, prompt),
         "chat": chat(client),
         "choices": choices(client, prompt),
+        "parsed": parsed(client),
+        "steered": steered(client, prompt),
         "left_early": left_early(client),
         "refusals": refusals(client),
         "models": models(client),

@@ -46,6 +46,17 @@ def test_seeded_choices_come_again(said):
     assert len(set(choices["texts"])) > 1
 
 
+def test_an_answer_is_of_the_class_that_describes_it(said):
+    reply = said["parsed"]
+    assert reply["colour"] in ("red", "green", "blue") and isinstance(reply["certain"], bool)
+    assert len(reply["places"]) == 2
+
+
+def test_a_bias_steers_every_token(said):
+    free, biased = said["steered"]
+    assert biased == [500] * 4 != free
+
+
 def test_a_stream_that_its_reader_closes_leaves_nothing_behind(said, exact_stack):
     assert said["left_early"]
     exact_stack.idle_ledgers()

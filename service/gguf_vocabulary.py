@@ -1,6 +1,6 @@
 """Builds the tokenizer of a GGUF file from the file's own vocabulary.
 
-`load_tokenizer` calls `read_gguf`. Two families are known: byte-level BPE ("gpt2") with the pre-tokenizers of
+`read_vocabulary` calls `read_gguf`. Two families are known: byte-level BPE ("gpt2") with the pre-tokenizers of
 GPT-2, SmolLM, Llama 3 and Qwen2, and scored pieces ("llama"), which are turned into merges. Everything else
 is refused by name rather than tokenised wrongly.
 """
@@ -11,9 +11,9 @@ from pathlib import Path
 
 from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers, processors
 
-from gateway.errors import ModelFilesError
-from gateway.gguf_metadata import Value, read_metadata
-from gateway.vocabulary import Vocabulary
+from service.gguf_metadata import Value, read_metadata
+from service.model_source import ModelFilesError
+from service.vocabulary import Vocabulary
 
 _SPACE = "▁"
 _LLAMA3_SPLIT = (

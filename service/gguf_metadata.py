@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TypeAlias
 
-from gateway.errors import ModelFilesError
+from service.model_source import ModelFilesError
 
 Scalar: TypeAlias = int | float | bool | str
 Value: TypeAlias = Scalar | list[Scalar]

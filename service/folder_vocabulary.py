@@ -1,6 +1,6 @@
 """Reads the tokenizer of a Hugging Face folder: tokenizer.json, and what the configurations say beside it.
 
-`load_tokenizer` calls `read_folder`. It runs no code from the folder and needs no network.
+`read_vocabulary` calls `read_folder`. It runs no code from the folder and needs no network.
 """
 
 from pathlib import Path
@@ -8,8 +8,8 @@ from pathlib import Path
 import orjson
 from tokenizers import Tokenizer
 
-from gateway.errors import ModelFilesError
-from gateway.vocabulary import Vocabulary
+from service.model_source import ModelFilesError
+from service.vocabulary import Vocabulary
 
 _SPECIAL_NAMES = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token")
 

@@ -1,0 +1,125 @@
+"""Whether a guide can be followed: asked once, when a request is accepted, of a process that may be killed.
+
+The frontend awaits `require`. Remembers what it was told, and keeps its process, which it starts with the first
+question, for the next one. Compiles nothing itself; bounds how long it takes and how many wait.
+"""
+
+import asyncio
+import sys
+from asyncio.subprocess import DEVNULL, PIPE, Process
+from collections import OrderedDict
+from pathlib import Path
+
+import orjson
+
+from service.errors import Exhausted, FieldViolation, InvalidRequest
+from service.guide_compiler import NOT_INSTALLED, installed
+from service.guides import Guide
+
+CHECK_S = 2.0
+START_S = 30.0
+WAITING_MAX = 32
+KNOWN_MAX = 128
+LINE_BYTES_MAX = 1 << 20
+RETRY_AFTER_MS = 1000
+
+_TOO_COMPLEX = f"takes more than {CHECK_S:g} seconds or too much memory to compile"
+
+
+async def refuse_guides(guide: Guide) -> None:
+    """For a gateway that checks none. Raises InvalidRequest."""
+    raise _refused(guide, NOT_INSTALLED)
+
+
+class GuideCheck:
+    """model: where the vocabulary is. check_s: seconds that one guide may take."""
+
+    def __init__(self, model: Path, check_s: float = CHECK_S) -> None:
+        self._model = model
+        self._check_s = check_s
+        self._turn = asyncio.Lock()
+        self._process: Process | None = None
+        self._asking: dict[Guide, asyncio.Task[str | None]] = {}
+        self._known: OrderedDict[Guide, str | None] = OrderedDict()
+
+    async def require(self, guide: Guide) -> None:
+        """Raises InvalidRequest for a guide that cannot be followed, Exhausted where too many wait to be checked."""
+        if not installed():
+            raise _refused(guide, NOT_INSTALLED)
+        refusal = self._known[guide] if guide in self._known else await self._learn(guide)
+        if refusal is not None:
+            raise _refused(guide, refusal)
+
+    async def close(self) -> None:
+        """End the process."""
+        for task in self._asking.values():
+            task.cancel()
+        await self._end()
+
+    async def _learn(self, guide: Guide) -> str | None:
+        """Several that ask the same share one answer; it is waited for even when all of them have gone."""
+        if guide not in self._asking:
+            if len(self._asking) >= WAITING_MAX:
+                raise Exhausted(f"{WAITING_MAX} guides are being checked", retry_after_ms=RETRY_AFTER_MS)
+            task = self._asking[guide] = asyncio.create_task(self._ask(guide))
+            task.add_done_callback(lambda done: self._asked(guide, done))
+        return await asyncio.shield(self._asking[guide])
+
+    def _asked(self, guide: Guide, task: asyncio.Task[str | None]) -> None:
+        del self._asking[guide]
+        if not task.cancelled():
+            task.exception()  # whoever still waits hears of it
+
+    async def _ask(self, guide: Guide) -> str | None:
+        async with self._turn:
+            process = await self._started()
+            question = {"kind": guide.kind.name, "text": guide.text}
+            refusal: str | None = _TOO_COMPLEX
+            try:
+                async with asyncio.timeout(self._check_s):
+                    refusal = await _answer(process, orjson.dumps(question) + b"\n")
+            except (TimeoutError, EOFError, OSError):
+                await self._end()
+        self._known[guide] = refusal
+        if len(self._known) > KNOWN_MAX:
+            self._known.popitem(last=False)
+        return refusal
+
+    async def _started(self) -> Process:
+        if self._process is not None and self._process.returncode is not None:
+            await self._end()
+        if self._process is None:
+            argv = (sys.executable, "-m", "gateway.guide_process", str(self._model))
+            self._process = await asyncio.create_subprocess_exec(
+                *argv, stdin=PIPE, stdout=PIPE, stderr=DEVNULL, limit=LINE_BYTES_MAX
+            )
+            try:
+                async with asyncio.timeout(START_S):
+                    await _answer(self._process)
+            except (TimeoutError, EOFError, OSError):
+                await self._end()
+                raise Exhausted("guides cannot be checked now", retry_after_ms=RETRY_AFTER_MS) from None
+        return self._process
+
+    async def _end(self) -> None:
+        process, self._process = self._process, None
+        if process is not None:
+            if process.returncode is None:
+                process.kill()
+            await process.wait()
+
+
+async def _answer(process: Process, question: bytes = b"") -> str | None:
+    """What it says next. Raises EOFError or OSError when it has ended."""
+    assert process.stdin is not None and process.stdout is not None
+    process.stdin.write(question)
+    await process.stdin.drain()
+    line = await process.stdout.readline()
+    if not line.endswith(b"\n"):
+        raise EOFError
+    answer = orjson.loads(line)
+    return None if answer is None else str(answer)
+
+
+def _refused(guide: Guide, why: str) -> InvalidRequest:
+    return InvalidRequest(FieldViolation(field=f"guide.{guide.field()}", description=why))

@@ -1,0 +1,101 @@
+"""Guides are tried in a process of their own: what it refuses is refused, and what it dies of costs nobody else."""
+
+import asyncio
+import os
+import sys
+
+import pytest
+
+from gateway import guide_check
+from gateway.guide_check import GuideCheck
+from service.errors import Exhausted, InvalidRequest
+from service.guides import Guide, GuideKind, choice
+
+GOOD = Guide(kind=GuideKind.REGEX, text="[0-9]{3}")
+BAD = Guide(kind=GuideKind.REGEX, text="(a")
+ENDLESS = Guide(kind=GuideKind.JSON_SCHEMA, text='{"type": "integer", "multipleOf": 99999989}')
+
+
+@pytest.fixture
+async def check(model_file):
+    check = GuideCheck(model_file)
+    yield check
+    await check.close()
+
+
+async def refusal(check, guide):
+    with pytest.raises(InvalidRequest) as caught:
+        await check.require(guide)
+    (violation,) = caught.value.violations
+    return violation.field, violation.description
+
+
+async def test_a_guide_that_can_be_followed_is_let_through_and_others_are_refused_with_the_reason(check):
+    await check.require(GOOD)
+    field, reason = await refusal(check, BAD)
+    assert field == "guide.regex" and "unclosed" in reason
+    assert await refusal(check, BAD) == (field, reason)
+
+
+async def test_a_guide_that_takes_for_ever_is_refused_with_the_limit_and_the_next_is_checked(check):
+    field, reason = await refusal(check, ENDLESS)
+    assert field == "guide.json_schema" and "2 seconds" in reason
+    await check.require(GOOD)
+    assert await refusal(check, ENDLESS) == (field, reason)
+
+
+async def test_a_process_that_was_killed_is_started_again(check):
+    await check.require(GOOD)
+    process = check._process
+    process.kill()
+    await process.wait()
+    await check.require(choice(["yes"]))
+    assert check._process.pid != process.pid
+
+
+async def test_whoever_leaves_while_a_guide_is_checked_leaves_no_answer_for_the_next(check):
+    leaving = asyncio.create_task(check.require(BAD))
+    await asyncio.sleep(0)
+    leaving.cancel()
+    await check.require(GOOD)
+    assert (await refusal(check, BAD))[0] == "guide.regex"
+
+
+async def test_several_that_ask_the_same_share_one_answer_and_more_than_may_wait_are_put_off(
+    check, monkeypatch
+):
+    monkeypatch.setattr(guide_check, "WAITING_MAX", 1)
+    same = [asyncio.create_task(check.require(GOOD)) for _ in range(5)]
+    await asyncio.sleep(0)
+    with pytest.raises(Exhausted):
+        await check.require(choice(["another"]))
+    await asyncio.gather(*same)
+    await check.require(choice(["another"]))
+
+
+async def test_closing_ends_the_process(model_file):
+    check = GuideCheck(model_file)
+    await check.require(GOOD)
+    process = check._process
+    await check.close()
+    with pytest.raises(ProcessLookupError):
+        os.kill(process.pid, 0)
+
+
+async def test_without_llguidance_each_guide_is_refused_with_what_to_install(check, monkeypatch):
+    monkeypatch.setitem(sys.modules, "llguidance", None)
+    assert await refusal(check, GOOD) == (
+        "guide.regex",
+        "needs llguidance, which is not installed here: pip install 'crossdock[guided]'",
+    )
+    assert check._process is None
+
+
+async def test_a_gateway_that_checks_none_refuses_all(post, scripted):
+    body = {"model": "smol", "prompt": "x", "guided_regex": "a"}
+    answer = await post(scripted(), "/v1/completions", body)
+    assert answer.status_code == 400
+    assert (
+        answer.json()["error"]["param"] == "regex"
+        and "crossdock[guided]" in answer.json()["error"]["message"]
+    )
