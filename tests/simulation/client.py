@@ -138,7 +138,8 @@ class Client:
             self._world.fail("I8", f"request {self.number} ends without need: {self.detail}")
 
     def _one_token_is_left(self):
-        left = [self.wish.max_tokens - len(choice.tokens) for choice in self.choices]
+        wanted = [choice for choice in self.choices if choice.end is None]
+        left = [self.wish.max_tokens - len(choice.tokens) for choice in wanted]
         return self.wish.beam is None and 1 in left
 
     def _check_punctual(self):
