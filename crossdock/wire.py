@@ -36,7 +36,8 @@ def spec(prompt: Prompt, how: Generation) -> pb.GenerationSpec:
         chat = _chat(prompt)
     else:
         token_ids = _filled(pb.TokenIds, ids=[token for token in prompt if not isinstance(token, Message)])
-    made = pb.GenerationSpec(
+    made = _filled(
+        pb.GenerationSpec,
         model=how.model,
         text=text,
         token_ids=token_ids,
@@ -62,7 +63,7 @@ def spec(prompt: Prompt, how: Generation) -> pb.GenerationSpec:
         ),
         stop=_filled(
             pb.StopConditions,
-            strings=how.stop,
+            strings=_strings("stop", how.stop),
             token_ids=how.stop_token_ids,
             ignore_eos=how.ignore_eos,
             include_stop_string=how.include_stop_string,
@@ -88,7 +89,9 @@ def _guide(how: Generation) -> pb.Guide | None:
         "json_schema": _schema_text(how.json_schema),
         "json_object": how.json_object or None,
         "regex": how.regex,
-        "choice": None if how.choice is None else _filled(pb.Guide.Choices, strings=how.choice),
+        "choice": None
+        if how.choice is None
+        else _filled(pb.Guide.Choices, strings=_strings("choice", how.choice)),
         "grammar": how.grammar,
     }
     asked = {name: rule for name, rule in given.items() if rule is not None}
@@ -114,19 +117,28 @@ def seconds(timeout_s: float | None) -> float | None:
 
 
 def _filled(message: Callable[..., _Message], **values: object) -> _Message:
-    """The message with these fields. Raises RequestError for a number that its field cannot hold."""
+    """The message with these fields. Raises RequestError for what its field cannot hold."""
     for name, value in values.items():
         try:
             message(**{name: value})
+        except UnicodeError:
+            raise RequestError("INVALID_ARGUMENT", f"{name}: is not valid Unicode") from None
         except (ValueError, TypeError):
-            text = f"{name}: {value!r} is not a number that this field can hold"
+            text = f"{name}: {value!r} is nothing that this field can hold"
             raise RequestError("INVALID_ARGUMENT", text) from None
     return message(**values)
 
 
+def _strings(name: str, given: Sequence[str]) -> Sequence[str]:
+    """Raises RequestError for a string, whose characters would pass for so many strings."""
+    if isinstance(given, str):
+        raise RequestError("INVALID_ARGUMENT", f"{name}: must be a sequence of strings, not one string")
+    return given
+
+
 def tokenize_request(prompt: str | Sequence[Message], model: str) -> pb.TokenizeRequest:
     if isinstance(prompt, str):
-        return pb.TokenizeRequest(model=model, text=prompt)
+        return _filled(pb.TokenizeRequest, model=model, text=prompt)
     return pb.TokenizeRequest(model=model, chat=_chat(prompt))
 
 
@@ -211,7 +223,7 @@ def request_error(error: grpc.RpcError) -> RequestError:
 def _chat(messages: Sequence[object]) -> pb.ChatPrompt:
     return pb.ChatPrompt(
         messages=[
-            pb.ChatMessage(role=message.role, content=message.content)
+            _filled(pb.ChatMessage, role=message.role, content=message.content)
             for message in messages
             if isinstance(message, Message)
         ]

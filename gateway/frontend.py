@@ -44,7 +44,7 @@ class Frontend:
     wall: Callable[[], datetime]
     ready: Callable[[], bool]
     require_room: Callable[[str], None]
-    require_guide: Callable[[Guide], Awaitable[None]] = refuse_guides
+    require_guide: Callable[[Guide, str], Awaitable[None]] = refuse_guides
 
     async def accept(
         self,
@@ -75,7 +75,7 @@ class Frontend:
 
         request = await _off_loop(work, 0 if spec.HasField("token_ids") else spec.ByteSize())
         if request.guide is not None:
-            await self.require_guide(request.guide)
+            await self.require_guide(request.guide, tenant)
         return request
 
     async def generate(self, request: Request) -> AsyncGenerator[Delta, None]:

@@ -8,6 +8,7 @@ from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import replace
 from datetime import datetime
+from functools import partial
 from itertools import chain
 
 from crossdock.v1 import control_pb2, inference_pb2
@@ -111,7 +112,7 @@ class _Gateway:
             new_seed=lambda: dice.getrandbits(63),
             monotonic=time.monotonic,
             wall=datetime.now,
-            ready=self._ready.is_set,
+            ready=lambda: self._ready.is_set() and not self._health.ended,
             require_room=self._admission.require_room,
             require_guide=guide_check.require,
         )
@@ -162,7 +163,7 @@ class _Gateway:
                 grpc_server,
                 self._health,
                 grace_s=options.shutdown_timeout,
-                before_stop=self._linger,
+                before_stop=partial(self._linger, http),
                 cleanups=[http.stop, self._guide_check.close],
             )
             for task in (*background, announcing):
@@ -209,10 +210,11 @@ class _Gateway:
     def _refreshes(self) -> list[Callable[[], None]]:
         return [each.refresh for each in (self._tls, self._keys) if each is not None]
 
-    async def _linger(self) -> None:
-        """Take calls until everybody who balances over us has heard that we end."""
+    async def _linger(self, http: HttpServer) -> None:
+        """Take calls until everybody who balances over us has heard that we end, and then none at either port."""
         await asyncio.sleep(self._options.drain_window)
         self._open_rca.end()
+        http.close()
 
     def _changed(self) -> None:
         self._orchestrator.workers_changed()

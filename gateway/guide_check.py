@@ -1,13 +1,14 @@
 """Whether a guide can be followed: asked once, when a request is accepted, of a process that may be killed.
 
 The frontend awaits `require`. Remembers what it was told, and keeps its process, which it starts with the first
-question, for the next one. Compiles nothing itself; bounds how long it takes and how many wait.
+question, for the next one. Compiles nothing itself; bounds how long it takes and how many wait, of each tenant too:
+tenants take turns.
 """
 
 import asyncio
 import sys
 from asyncio.subprocess import DEVNULL, PIPE, Process
-from collections import OrderedDict
+from collections import Counter, OrderedDict
 from pathlib import Path
 
 import orjson
@@ -19,6 +20,7 @@ from service.guides import Guide
 CHECK_S = 2.0
 START_S = 30.0
 WAITING_MAX = 32
+WAITING_OF_TENANT_MAX = 8
 KNOWN_MAX = 128
 LINE_BYTES_MAX = 1 << 20
 RETRY_AFTER_MS = 1000
@@ -26,7 +28,7 @@ RETRY_AFTER_MS = 1000
 _TOO_COMPLEX = f"takes more than {CHECK_S:g} seconds or too much memory to compile"
 
 
-async def refuse_guides(guide: Guide) -> None:
+async def refuse_guides(guide: Guide, tenant: str = "") -> None:
     """For a gateway that checks none. Raises InvalidRequest."""
     raise _refused(guide, NOT_INSTALLED)
 
@@ -39,14 +41,17 @@ class GuideCheck:
         self._check_s = check_s
         self._turn = asyncio.Lock()
         self._process: Process | None = None
+        self._turns_of: dict[str, asyncio.Lock] = {}
         self._asking: dict[Guide, asyncio.Task[str | None]] = {}
+        self._asked_by: Counter[str] = Counter()
         self._known: OrderedDict[Guide, str | None] = OrderedDict()
 
-    async def require(self, guide: Guide) -> None:
-        """Raises InvalidRequest for a guide that cannot be followed, Exhausted where too many wait to be checked."""
+    async def require(self, guide: Guide, tenant: str = "") -> None:
+        """tenant: who asks. Raises InvalidRequest for a guide that cannot be followed, Exhausted where too many wait to
+        be checked."""
         if not installed():
             raise _refused(guide, NOT_INSTALLED)
-        refusal = self._known[guide] if guide in self._known else await self._learn(guide)
+        refusal = self._known[guide] if guide in self._known else await self._learn(guide, tenant)
         if refusal is not None:
             raise _refused(guide, refusal)
 
@@ -56,22 +61,31 @@ class GuideCheck:
             task.cancel()
         await self._end()
 
-    async def _learn(self, guide: Guide) -> str | None:
+    async def _learn(self, guide: Guide, tenant: str) -> str | None:
         """Several that ask the same share one answer; it is waited for even when all of them have gone."""
         if guide not in self._asking:
+            if tenant and self._asked_by[tenant] >= WAITING_OF_TENANT_MAX:
+                full = f"{WAITING_OF_TENANT_MAX} guides of this tenant are being checked"
+                raise Exhausted(full, retry_after_ms=RETRY_AFTER_MS)
             if len(self._asking) >= WAITING_MAX:
                 raise Exhausted(f"{WAITING_MAX} guides are being checked", retry_after_ms=RETRY_AFTER_MS)
-            task = self._asking[guide] = asyncio.create_task(self._ask(guide))
-            task.add_done_callback(lambda done: self._asked(guide, done))
+            self._asked_by[tenant] += 1
+            task = self._asking[guide] = asyncio.create_task(self._ask(guide, tenant))
+            task.add_done_callback(lambda done: self._asked(guide, tenant, done))
         return await asyncio.shield(self._asking[guide])
 
-    def _asked(self, guide: Guide, task: asyncio.Task[str | None]) -> None:
+    def _asked(self, guide: Guide, tenant: str, task: asyncio.Task[str | None]) -> None:
         del self._asking[guide]
+        self._asked_by[tenant] -= 1
+        if not self._asked_by[tenant]:
+            del self._asked_by[tenant]
+            self._turns_of.pop(tenant, None)
         if not task.cancelled():
             task.exception()  # whoever still waits hears of it
 
-    async def _ask(self, guide: Guide) -> str | None:
-        async with self._turn:
+    async def _ask(self, guide: Guide, tenant: str) -> str | None:
+        """One question of each tenant waits for the process at a time."""
+        async with self._turns_of.setdefault(tenant, asyncio.Lock()), self._turn:
             process = await self._started()
             question = {"kind": guide.kind.name, "text": guide.text}
             refusal: str | None = _TOO_COMPLEX

@@ -54,9 +54,13 @@ class HttpServer:
     async def start(self) -> None:
         self._task = asyncio.create_task(self._server.serve(sockets=[self._socket]))
 
-    async def stop(self) -> None:
-        """Finish what is being answered, then end."""
+    def close(self) -> None:
+        """Take nothing new, and finish what is being answered."""
         self._server.should_exit = True
+
+    async def stop(self) -> None:
+        """The same, and wait for it."""
+        self.close()
         if self._task is not None:
             await self._task
 

@@ -12,7 +12,10 @@ from gateway.json_fields import JsonFields
 from service.guides import SCHEMA_DEPTH_MAX
 
 _NOT_OFFERED = ("structural_tag", "whitespace_pattern")
+_RULES = ("json", "json_object", "regex", "choice", "grammar")
 _OFF = ("disable_any_whitespace", "disable_additional_properties", "disable_fallback")
+
+_KNOWN = {*_RULES, *_NOT_OFFERED, *_OFF}
 
 
 def guide_of(fields: JsonFields) -> Guide | None:
@@ -45,7 +48,10 @@ def _response_format(fields: JsonFields) -> Iterator[tuple[str, Guide]]:
 
 
 def _structured_outputs(fields: JsonFields) -> Iterator[tuple[str, Guide]]:
-    inner = JsonFields(fields.mapping("structured_outputs"))
+    given = fields.mapping("structured_outputs")
+    inner = JsonFields(given)
+    for name in sorted(set(given) - _KNOWN):
+        inner.wrong(name, f"is none of {', '.join(_RULES)}")
     for name in _NOT_OFFERED:
         inner.neutral_only(name, ())
     for name in _OFF:

@@ -36,7 +36,7 @@ class Tokenizer:
     def encode(self, text: str, *, add_special: bool = True) -> list[int]:
         """add_special: with the special tokens that the model's convention adds; those in the text count as such
         anyway."""
-        return list(self._backend.encode(text, add_special_tokens=add_special).ids)
+        return self._ids(text, add_special=add_special)
 
     def encode_chat(
         self,
@@ -51,7 +51,12 @@ class Tokenizer:
         text = self.chat.render(
             messages, add_generation_prompt=add_generation_prompt, now=now, characters_max=characters_max
         )
-        return list(self._backend.encode(text, add_special_tokens=False).ids)
+        return self._ids(text, add_special=False)
+
+    def _ids(self, text: str, *, add_special: bool) -> list[int]:
+        """As a batch of one: `encode` itself keeps the interpreter to itself all the while."""
+        (encoded,) = self._backend.encode_batch([text], add_special_tokens=add_special)
+        return list(encoded.ids)
 
     def decode(self, token_ids: Sequence[int], *, include_special: bool = False) -> str:
         """Bytes that are not UTF-8 become U+FFFD; ids without a token give nothing."""

@@ -232,7 +232,7 @@ def _limits() -> "llguidance.LLParserLimits":
         initial_lexer_fuel=100_000,
         step_lexer_fuel=20_000,
         step_max_items=10_000,
-        max_items_in_row=500,
+        max_items_in_row=2_000,
         max_lexer_states=10_000,
         max_grammar_size=50_000,
         verbose_errors=False,

@@ -24,6 +24,8 @@ class Health:
         self._standing = tuple(standing)
         self._names = (READINESS, *services)
         self._servicer = health.aio.HealthServicer()
+        self.ended = False
+        """For good: this process takes no part any more."""
 
     async def register(self, server: grpc.aio.Server) -> None:
         health_pb2_grpc.add_HealthServicer_to_server(self._servicer, server)
@@ -38,4 +40,5 @@ class Health:
 
     async def shut_down(self) -> None:
         """NOT_SERVING under every name, for good."""
+        self.ended = True
         await self._servicer.enter_graceful_shutdown()

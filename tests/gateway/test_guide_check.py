@@ -73,6 +73,22 @@ async def test_several_that_ask_the_same_share_one_answer_and_more_than_may_wait
     await check.require(choice(["another"]))
 
 
+async def test_a_tenant_that_asks_much_is_put_off_and_others_take_their_turns(check, monkeypatch):
+    monkeypatch.setattr(guide_check, "WAITING_OF_TENANT_MAX", 3)
+    order = []
+
+    async def ask(word, tenant):
+        await check.require(choice([word]), tenant)
+        order.append(tenant)
+
+    many = [asyncio.create_task(ask(word, "acme")) for word in ("a", "b", "c")]
+    await asyncio.sleep(0)
+    with pytest.raises(Exhausted, match="of this tenant"):
+        await check.require(choice(["d"]), "acme")
+    await asyncio.gather(*many, ask("z", "zeta"))
+    assert order == ["acme", "zeta", "acme", "acme"]
+
+
 async def test_closing_ends_the_process(model_file):
     check = GuideCheck(model_file)
     await check.require(GOOD)

@@ -71,6 +71,7 @@ def chat(*contents, **fields):
         ({"response_format": {"type": "json_schema"}}, "response_format.json_schema.schema"),
         ({"response_format": {"type": "json_schema", "json_schema": 5}}, "response_format.json_schema"),
         ({"structured_outputs": {"json": 5}}, "structured_outputs.json"),
+        ({"structured_outputs": {"regexp": "[0-9]"}}, "structured_outputs.regexp"),
         ({"structured_outputs": {"structural_tag": "{}"}}, "structured_outputs.structural_tag"),
         (
             {"structured_outputs": {"disable_any_whitespace": True}},

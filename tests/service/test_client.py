@@ -2,7 +2,7 @@
 
 import pytest
 
-from crossdock.client import Client, Generation, RequestError
+from crossdock.client import Client, Generation, Message, RequestError
 from crossdock.credentials import Credentials
 
 
@@ -24,6 +24,10 @@ from crossdock.credentials import Credentials
         (Generation(json_schema={"a": object()}), "json_schema"),
         (Generation(choice=(5,)), "strings"),
         (Generation(regex="a", json_object=True), "json_object, regex"),
+        (Generation(choice="abc"), "choice"),
+        (Generation(stop="abc"), "stop"),
+        (Generation(stop=("\ud800",)), "strings"),
+        (Generation(cache_salt="\ud800"), "cache_salt"),
     ],
 )
 def test_what_no_message_can_say_is_refused_by_the_client_by_name(how, field):
@@ -34,6 +38,14 @@ def test_what_no_message_can_say_is_refused_by_the_client_by_name(how, field):
 def test_token_ids_that_are_none_are_refused_by_the_client():
     with Client("127.0.0.1:1") as client, pytest.raises(RequestError, match="INVALID_ARGUMENT: ids"):
         client.generate([-1])
+
+
+@pytest.mark.parametrize(
+    ("prompt", "field"), [("caf\udce9", "text"), ([Message(role="user", content="\ud800")], "content")]
+)
+def test_text_that_is_not_unicode_is_refused_by_the_client(prompt, field):
+    with Client("127.0.0.1:1") as client, pytest.raises(RequestError, match=f"{field}: is not valid Unicode"):
+        client.generate(prompt)
 
 
 @pytest.mark.parametrize(
