@@ -14,10 +14,11 @@ from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 
+import numpy as np
 import torch
 
 from benchmarks.quality import MODES
-from engine.batch import Batch, BatchItem
+from engine.batch import lay_out
 from engine.cache.kv_cache import KVCache
 from engine.cache.layout import KVLayout
 from engine.kernels.backend import Backend
@@ -72,28 +73,26 @@ def runner_of(backend: Backend, mode: str) -> TransformerRunner:
 
 def prompt(runner: TransformerRunner, tokens: int) -> None:
     """The last chunk of a prompt of CONTEXT tokens."""
-    item = BatchItem(
-        tokens=tuple(range(1000, 1000 + tokens)),
-        first_position=CONTEXT - tokens,
-        block_table=tuple(range(CONTEXT // BLOCK_SIZE)),
-        wants_logits=True,
-    )
-    runner.run(Batch(items=(item,)))
+    run(runner, list(range(1000, 1000 + tokens)), streams=1)
 
 
 def decode(runner: TransformerRunner, streams: int) -> None:
     """One step of streams that have CONTEXT tokens."""
-    blocks = CONTEXT // BLOCK_SIZE
-    items = (
-        BatchItem(
-            tokens=(1000 + stream,),
-            first_position=CONTEXT - 1,
-            block_table=tuple(range(stream * blocks, (stream + 1) * blocks)),
-            wants_logits=True,
-        )
-        for stream in range(streams)
+    run(runner, list(range(1000, 1000 + streams)), streams)
+
+
+def run(runner: TransformerRunner, token_ids: list[int], streams: int) -> None:
+    """The last tokens of so many streams of CONTEXT tokens, as many of each."""
+    count, blocks = len(token_ids) // streams, CONTEXT // BLOCK_SIZE
+    batch = lay_out(
+        token_ids=token_ids,
+        firsts=np.full(streams, CONTEXT - count, np.int32),
+        counts=np.full(streams, count, np.int32),
+        wanted=np.ones(streams, np.bool_),
+        block_tables=np.arange(streams * blocks, dtype=np.int32).reshape(streams, blocks),
+        block_size=BLOCK_SIZE,
     )
-    runner.run(Batch(items=tuple(items)))
+    runner.run(batch)
 
 
 def compare(name: str, step: Callable[[], None], board: CoreBoard, seconds: float) -> None:

@@ -12,9 +12,10 @@ from collections import Counter
 from collections.abc import Callable
 from typing import Any
 
+import numpy as np
 import torch
 
-from engine.batch import Batch, BatchItem
+from engine.batch import Batch, lay_out
 from engine.cache.kv_cache import KVCache
 from engine.cache.layout import KVLayout
 from engine.kernels.backend import Decoder, DecoderWeights
@@ -115,12 +116,15 @@ def prepared(models: list[Transformer], rows: int, context: int) -> tuple[Batch,
     each = layout.blocks_for(context)
     cache = KVCache(layout, rows * each)
     cache.tensor.fill_(0.01)
-    tables = torch.randperm(rows * each).view(rows, each).tolist()
-    items = tuple(
-        BatchItem(tokens=(7,), first_position=context - 1, block_table=tuple(table), wants_logits=True)
-        for table in tables
+    batch = lay_out(
+        token_ids=[7] * rows,
+        firsts=np.full(rows, context - 1, np.int32),
+        counts=np.ones(rows, np.int32),
+        wanted=np.ones(rows, np.bool_),
+        block_tables=np.random.default_rng(0).permutation(rows * each).reshape(rows, each).astype(np.int32),
+        block_size=BLOCK_SIZE,
     )
-    return Batch(items=items), [TransformerRunner(model, cache) for model in models]
+    return batch, [TransformerRunner(model, cache) for model in models]
 
 
 def measure(

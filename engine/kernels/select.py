@@ -15,7 +15,7 @@ from engine.errors import CapacityError, NoCompiler
 from engine.kernels.backend import Backend
 from engine.kernels.core_share import ANY_CORES, CoreShare
 from engine.kernels.cpu.backend import CpuBackend
-from engine.kernels.cpu.build import COMPILERS, build, default_cache_folder, find_compiler, host_flags
+from engine.kernels.cpu.build import COMPILERS, built, default_cache_folder, host_flags
 from engine.kernels.cpu.library import Library
 from engine.kernels.reference import ReferenceBackend
 from engine.progress import SILENT, Progress
@@ -51,8 +51,8 @@ def choose_backend(
     if device == "cuda":
         return _cuda_backend(dtype)
     try:
-        compiler = find_compiler(compilers)
-        library = Library(build(cache_folder or default_cache_folder(), compiler, host_flags(), progress))
+        folder = cache_folder or default_cache_folder()
+        library = Library(built(folder, compilers, host_flags(), progress))
     except (NoCompiler, OSError) as error:
         note = f"serving with the slow plain-torch backend: {error}"
         return ChosenBackend(backend=ReferenceBackend(dtype or torch.float32), note=note)

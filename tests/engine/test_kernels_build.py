@@ -13,6 +13,7 @@ from engine.kernels.cpu.backend import CpuBackend
 from engine.kernels.cpu.build import (
     COMPILERS,
     build,
+    built,
     default_cache_folder,
     find_compiler,
     host_flags,
@@ -32,7 +33,8 @@ def compiler_that(tmp_path):
 
     def make(script: str, version: str = "stand-in 1.0") -> str:
         path = tmp_path / f"compiler {len(list(tmp_path.iterdir()))}"
-        path.write_text(f'#!/bin/sh\nif [ "$1" = --version ]; then echo "{version}"; exit; fi\n{script}\n')
+        text = f'#!/bin/sh\nif [ "$1" = --version ]; then echo "{version}"; exit; fi\n{script}\n'
+        path.write_bytes(text.encode(errors="surrogateescape"))
         path.chmod(0o755)
         return f"'{path}'"
 
@@ -65,26 +67,74 @@ def test_another_target_or_compiler_version_is_built_anew(tmp_path, compiler_tha
     old = find_compiler([compiler_that(COMPILE)])
     new = find_compiler([compiler_that(COMPILE, version="stand-in 2.0")])
     cache = tmp_path / "cache"
-    built = {
+    made = {
         build(cache, old, ("-march=x",)),
         build(cache, old, ("-march=y",)),
         build(cache, new, ("-march=x",)),
     }
-    assert len(built) == 3
+    assert len(made) == 3
 
 
-def test_two_builds_at_once_both_end_with_the_whole_library(tmp_path, compiler_that):
-    rendezvous = tmp_path / "rendezvous"
-    os.mkfifo(rendezvous)
-    meet = f'if mkdir "$0.first"; then cat "{rendezvous}" > /dev/null; else echo > "{rendezvous}"; fi'
-    command = compiler_that(f"{meet}\n{COMPILE}")
+def libraries(cache: Path) -> list[Path]:
+    return [path for path in cache.iterdir() if path.name != "build.lock"]
+
+
+def test_of_several_builds_at_once_one_compiles_and_the_others_wait_for_it(tmp_path, compiler_that):
+    command = compiler_that(COMPILE)
     compiler = find_compiler([command])
-    with ThreadPoolExecutor(2) as crew:
-        builds = [crew.submit(build, tmp_path / "cache", compiler, ()) for _ in range(2)]
-        first, second = (done.result() for done in builds)
+    with ThreadPoolExecutor(4) as crew:
+        builds = [crew.submit(build, tmp_path / "cache", compiler, ()) for _ in range(4)]
+        (library,) = {done.result() for done in builds}
+    assert compilations(command) == 1
+    assert library.read_text() == "library\n" and libraries(tmp_path / "cache") == [library]
+
+
+@pytest.mark.parametrize("damage", [b"", b"librar", b"another library, as long as you like\n"])
+def test_a_library_that_was_damaged_is_built_again(tmp_path, compiler_that, damage):
+    command = compiler_that(COMPILE)
+    compiler = find_compiler([command])
+    library = build(tmp_path, compiler, ())
+    library.write_bytes(damage)
+    assert build(tmp_path, compiler, ()).read_text() == "library\n"
     assert compilations(command) == 2
-    assert first == second and first.read_text() == "library\n"
-    assert list((tmp_path / "cache").iterdir()) == [first]
+
+
+def test_what_was_built_serves_on_when_the_compiler_is_gone(tmp_path, compiler_that):
+    command = compiler_that(COMPILE)
+    library = built(tmp_path / "cache", [command], ("-march=x",))
+    assert built(tmp_path / "cache", ["no-such-compiler"], ("-march=x",)) == library
+    with pytest.raises(NoCompiler):
+        built(tmp_path / "cache", ["no-such-compiler"], ("-march=y",))
+    library.write_text("damaged")
+    with pytest.raises(NoCompiler):
+        built(tmp_path / "cache", ["no-such-compiler"], ("-march=x",))
+
+
+def test_a_compiler_that_cannot_build_is_passed_over_for_the_next(tmp_path, compiler_that):
+    bad, empty, good = compiler_that("exit 1"), compiler_that(": > /dev/null"), compiler_that(COMPILE)
+    assert built(tmp_path / "cache", [bad, empty, good], ()).read_text() == "library\n"
+    with pytest.raises(NoCompiler, match="exit code 1"):
+        built(tmp_path / "other", [bad, empty], ())
+
+
+def test_a_compiler_that_says_nothing_readable_or_never_answers_is_no_reason_to_fail(
+    tmp_path, compiler_that, monkeypatch
+):
+    monkeypatch.setattr("engine.kernels.cpu.build._VERSION_TIMEOUT_S", 0.2)
+    mute = tmp_path / "mute"
+    mute.write_text("#!/bin/sh\nexec sleep 1000\n")
+    mute.chmod(0o755)
+    odd = compiler_that(COMPILE, version="\udce9")
+    assert built(tmp_path / "cache", [str(mute), odd], ()).read_text() == "library\n"
+
+
+def test_a_user_without_a_home_is_told_so(monkeypatch):
+    def homeless() -> Path:
+        raise RuntimeError("Could not determine home directory.")
+
+    monkeypatch.setattr(Path, "home", homeless)
+    chosen = choose_backend(None, 1)
+    assert chosen.backend.name == "reference" and "set HOME" in (chosen.note or "")
 
 
 def test_no_compiler_names_what_was_tried():
@@ -100,7 +150,7 @@ def test_a_compiler_that_fails_says_why_and_leaves_nothing_behind(tmp_path, comp
     compiler = find_compiler([compiler_that('echo "kernel.cpp:1: error: no such luck" >&2; exit 1')])
     with pytest.raises(NoCompiler, match="no such luck"):
         build(tmp_path / "cache", compiler, ())
-    assert list((tmp_path / "cache").iterdir()) == []
+    assert libraries(tmp_path / "cache") == []
 
 
 def test_the_command_builds_with_the_named_compiler_and_prints_the_path(tmp_path, compiler_that, capsys):

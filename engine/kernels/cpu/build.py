@@ -1,18 +1,21 @@
-"""Compiles the kernels for the host, once per source, compiler and processor.
+"""Compiles the kernels for the host, once per source, compiler and processor; a built library serves on without one.
 
 Owns the compiler's command line and the cache of built libraries. Called by `choose_backend` and, so that the
 first start does not wait, by `python -m engine.kernels.cpu.build`. Never loads what it builds.
 """
 
 import argparse
+import fcntl
 import hashlib
+import os
 import platform
 import shlex
 import shutil
 import subprocess
 import sys
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -33,6 +36,8 @@ _FLAGS = (
     "-fno-math-errno",
 )
 _TIMEOUT_S = 300
+_VERSION_TIMEOUT_S = 10
+_DIGEST_CHARACTERS = 32
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -44,8 +49,12 @@ class Compiler:
 
 
 def default_cache_folder() -> Path:
-    """`~/.cache/crossdock`. Whoever wants another one says so: nothing here reads the environment."""
-    return Path.home() / ".cache" / "crossdock"
+    """`~/.cache/crossdock`. Whoever wants another one says so: nothing here reads the environment. Raises NoCompiler
+    for a user without a home."""
+    try:
+        return Path.home() / ".cache" / "crossdock"
+    except RuntimeError:
+        raise NoCompiler("this user has no home folder to keep built kernels in: set HOME") from None
 
 
 def host_flags() -> tuple[str, ...]:
@@ -54,48 +63,110 @@ def host_flags() -> tuple[str, ...]:
     return ("-march=native",) if x86 else ("-mcpu=native",)
 
 
-def find_compiler(commands: Sequence[str]) -> Compiler:
-    """The first command, with arguments if it has any, that answers `--version`.
-
-    Raises NoCompiler when none does.
-    """
+def find_compilers(commands: Sequence[str]) -> Iterator[Compiler]:
+    """The commands, with arguments if they have any, that answer `--version`."""
     for command in commands:
         words = tuple(shlex.split(command))
         if not words or shutil.which(words[0]) is None:
             continue
-        answer = subprocess.run([*words, "--version"], capture_output=True, text=True, check=False)
-        if answer.returncode == 0:
-            return Compiler(command=words, version=answer.stdout)
+        with suppress(subprocess.TimeoutExpired, OSError):
+            answer = subprocess.run(
+                [*words, "--version"],
+                capture_output=True,
+                text=True,
+                errors="replace",
+                check=False,
+                timeout=_VERSION_TIMEOUT_S,
+            )
+            if answer.returncode == 0:
+                yield Compiler(command=words, version=answer.stdout)
+
+
+def find_compiler(commands: Sequence[str]) -> Compiler:
+    """The first of them. Raises NoCompiler when there is none."""
+    for compiler in find_compilers(commands):
+        return compiler
     raise NoCompiler(f"no C++ compiler found: tried {', '.join(commands) or 'nothing'}")
+
+
+def built(
+    cache_folder: Path, commands: Sequence[str], target: Sequence[str], progress: Progress = SILENT
+) -> Path:
+    """The library of the first compiler that can build it; without any, one that was built here when there was one.
+
+    Raises NoCompiler and OSError as `build`, for the first compiler."""
+    trouble: NoCompiler | None = None
+    for compiler in find_compilers(commands):
+        try:
+            return build(cache_folder, compiler, target, progress)
+        except NoCompiler as error:
+            trouble = trouble or error
+    earlier = _intact(cache_folder, f"kernels-{_key(target)}-*.so")
+    if earlier is not None:
+        return earlier
+    raise trouble or NoCompiler(f"no C++ compiler found: tried {', '.join(commands) or 'nothing'}")
 
 
 def build(cache_folder: Path, compiler: Compiler, target: Sequence[str], progress: Progress = SILENT) -> Path:
     """Path of the shared library for `target` (architecture flags), compiled unless it is cached.
 
-    Several processes may build at once: each compiles into a file of its own and renames it into place.
-    Raises NoCompiler when the compiler fails, OSError when the cache folder cannot be written.
+    Its name says of what it was built, by what, and its bytes: one that was damaged is removed. Of several processes
+    one compiles, and the others wait for it. Raises NoCompiler when the compiler fails, OSError when the cache folder
+    cannot be written.
     """
-    library = cache_folder / f"kernels-{_key(compiler, target)}.so"
-    if library.exists():
+    name = f"kernels-{_key(target)}-{_digest(*compiler.command, compiler.version)}"
+    library = _intact(cache_folder, f"{name}-*.so")
+    if library is not None:
         return library
     cache_folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-    with tempfile.TemporaryDirectory(prefix="build-", dir=cache_folder) as folder:
-        fresh = Path(folder) / library.name
+    with _alone(cache_folder), tempfile.TemporaryDirectory(prefix="build-", dir=cache_folder) as folder:
+        library = _intact(cache_folder, f"{name}-*.so")
+        if library is not None:
+            return library
+        fresh = Path(folder) / "kernels.so"
         progress.begin("compiling the kernels for this processor, once")
         _compile(compiler, target, fresh)
-        fresh.replace(library)
-    return library
+        return _kept(fresh, cache_folder, name)
+
+
+def _kept(fresh: Path, cache_folder: Path, name: str) -> Path:
+    """The file under its own name, once the disk has it."""
+    if not fresh.exists() or fresh.stat().st_size == 0:
+        raise NoCompiler("the compiler made no library")
+    with fresh.open("rb") as file:
+        os.fsync(file.fileno())
+    return fresh.replace(cache_folder / f"{name}-{_file_digest(fresh)}.so")
+
+
+def _intact(cache_folder: Path, pattern: str) -> Path | None:
+    """The newest library of such a name whose bytes are those of its name. Others are removed where that is allowed."""
+    found = sorted(cache_folder.glob(pattern), key=lambda path: path.stat().st_mtime, reverse=True)
+    for library in found:
+        if library.stem.rpartition("-")[2] == _file_digest(library):
+            return library
+        with suppress(OSError):
+            library.unlink()
+    return None
+
+
+@contextmanager
+def _alone(cache_folder: Path) -> Iterator[None]:
+    """No other process builds meanwhile, where the file system knows locks."""
+    with (cache_folder / "build.lock").open("w") as lock:
+        with suppress(OSError):
+            fcntl.flock(lock, fcntl.LOCK_EX)
+        yield
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Build for this host. Having no compiler is no failure: the reference backend serves."""
     parser = argparse.ArgumentParser(description="Compile the CPU kernels for this machine.")
-    parser.add_argument("--cache-folder", type=Path, default=default_cache_folder())
+    parser.add_argument("--cache-folder", type=Path, help="(default: ~/.cache/crossdock)")
     parser.add_argument("--compiler", action="append", help=f"command, tried in turn; {', '.join(COMPILERS)}")
     arguments = parser.parse_args(argv)
     try:
-        compiler = find_compiler(arguments.compiler or COMPILERS)
-        library = build(arguments.cache_folder, compiler, host_flags())
+        folder = arguments.cache_folder or default_cache_folder()
+        library = built(folder, arguments.compiler or COMPILERS, host_flags())
     except (NoCompiler, OSError) as error:
         sys.stderr.write(f"CPU kernels not built, the slower plain-torch backend will be used: {error}\n")
         return 0
@@ -107,7 +178,9 @@ def _compile(compiler: Compiler, target: Sequence[str], output: Path) -> None:
     units = [str(path) for path in _sources() if path.suffix == ".cpp"]
     command = [*compiler.command, *_FLAGS, *target, *units, "-o", str(output)]
     try:
-        done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=_TIMEOUT_S)
+        done = subprocess.run(
+            command, capture_output=True, text=True, errors="replace", check=False, timeout=_TIMEOUT_S
+        )
     except subprocess.TimeoutExpired as error:
         raise NoCompiler(
             f"{compiler.command[0]} took more than {_TIMEOUT_S} s to build the kernels"
@@ -119,13 +192,21 @@ def _compile(compiler: Compiler, target: Sequence[str], output: Path) -> None:
         raise NoCompiler(f"{compiler.command[0]} cannot build the kernels: {lines[0]}")
 
 
-def _key(compiler: Compiler, target: Sequence[str]) -> str:
-    """SHA-256 over everything that the library's bytes depend on."""
+def _key(target: Sequence[str]) -> str:
+    """Of everything but the compiler that the library's bytes depend on."""
+    return _digest(*_FLAGS, *target, _processor(), *(path.read_bytes() for path in _sources()))
+
+
+def _digest(*parts: str | bytes) -> str:
     digest = hashlib.sha256()
-    texts = [*compiler.command, compiler.version, *_FLAGS, *target, _processor()]
-    for part in (*(text.encode() for text in texts), *(path.read_bytes() for path in _sources())):
-        digest.update(len(part).to_bytes(8, "big") + part)
-    return digest.hexdigest()
+    for part in parts:
+        data = part.encode() if isinstance(part, str) else part
+        digest.update(len(data).to_bytes(8, "big") + data)
+    return digest.hexdigest()[:_DIGEST_CHARACTERS]
+
+
+def _file_digest(path: Path) -> str:
+    return hashlib.sha256(path.read_bytes()).hexdigest()[:_DIGEST_CHARACTERS]
 
 
 def _sources() -> list[Path]:
