@@ -22,6 +22,7 @@ from service import config, server
 from service.config import DecodeWorkerOptions, EngineOptions, GatewayOptions, ServeOptions, WorkerOptions
 from service.core_board import SEATS_MAX, CoreBoard
 from service.flags import ConfigError
+from service.machine import require_cores
 from service.model_source import resolve_model
 from service.readiness import Field
 from service.startup import EXIT_CODE, StartupError
@@ -38,6 +39,7 @@ def main(argv: Sequence[str]) -> int:
     try:
         options = config.load(ServeOptions, argv, environ, prog=_PROG)
         resolve_model(options.model)
+        require_cores("--cores", options.cores)
         with runtime_folder() as folder, core_board(options) as board:
             specs = plan(
                 options, folder, environ, secrets.token_hex(32), None if board is None else board.path

@@ -41,7 +41,7 @@ KVAdvertised = Annotated[
 ]
 KVTransports = Annotated[tuple[Literal["auto", "gloo", "nccl"], ...], BeforeValidator(units.parse_list)]
 MetricsNames = Annotated[tuple[Literal["native", "vllm"], ...], BeforeValidator(units.parse_list)]
-Cores = Annotated[tuple[Annotated[int, Field(ge=0)], ...], BeforeValidator(units.parse_list)]
+Cores = Annotated[tuple[Annotated[int, Field(ge=0)], ...], BeforeValidator(units.parse_cores)]
 Weights = Annotated[tuple[units.Weight, ...], BeforeValidator(units.parse_weights)]
 Names = Annotated[tuple[str, ...], BeforeValidator(units.parse_list)]
 Key = Annotated[SecretBytes, BeforeValidator(units.parse_key)]
@@ -154,7 +154,7 @@ class WorkerOptions(EngineOptions, Options):
     )
     ticket_key: Key = Field(description="key of the tickets, hexadecimal or @file; best in the environment")
     queue_requests_max: int = Field(512, ge=1, description="requests that may wait here")
-    cores: Cores | None = Field(None, description="cores to run on, for example 0,1")
+    cores: Cores | None = Field(None, description="cores to run on, for example 0,1 or 0-3")
     core_board: Path | None = Field(
         None,
         description="where `serve` has the workers of a machine say whether their cores are free for others",
@@ -244,7 +244,9 @@ class ServeOptions(EngineOptions, FrontOptions):
         le=64,
         description="gateways on one gRPC port; HTTP is on --http-port and the ports that follow",
     )
-    cores: Cores | None = Field(None, description="cores dealt to the workers; default: all of this process")
+    cores: Cores | None = Field(
+        None, description="cores dealt to the workers, for example 0,1 or 0-3; default: all of this process"
+    )
     lend_cores: bool = Field(
         True, description="let a worker compute with the cores of those that rest as well"
     )

@@ -5,6 +5,8 @@ import os
 import sys
 from collections.abc import Sequence
 
+from service.startup import StartupError
+
 KEPT_BYTES = 64 * 1024 * 1024
 """Of freed memory in a worker: about what is on its way to it at once."""
 
@@ -19,6 +21,15 @@ def bind_to_cores(cores: Sequence[int] | None) -> None:
     """Run this thread, and the threads it starts, on these cores only. None leaves it as it is."""
     if cores:
         os.sched_setaffinity(0, cores)
+
+
+def require_cores(flag: str, cores: Sequence[int] | None) -> None:
+    """Raises StartupError, which names the flag, for cores that this process may not use or that are not there."""
+    here = os.sched_getaffinity(0)
+    missing = [str(core) for core in cores or () if core not in here]
+    if missing:
+        ours = ", ".join(map(str, sorted(here)))
+        raise StartupError(f"{flag}: no core {', '.join(missing)} here: this process has {ours}")
 
 
 def take_short_turns() -> None:

@@ -14,6 +14,8 @@ _HOST_PORT = re.compile(r"(?:\[[0-9A-Fa-f:.]+\]|[^\s:/\[\]]+):(\d{1,5})")
 _IPC_ENDPOINT = re.compile(r"ipc://\S+")
 _TCP = "tcp://"
 _PORT_MAX = 65_535
+_CORES = re.compile(r"(\d{1,4})-(\d{1,4})")
+_CORES_MAX = 1024
 _WEIGHT = re.compile(r"([A-Za-z0-9._-]{1,64})=(\d+(?:\.\d+)?)")
 _POWERS = {"k": 1, "m": 2, "g": 3, "t": 4}
 _KEY_BYTES_MIN = 16
@@ -50,6 +52,24 @@ def parse_list(value: object) -> object:
         return value
     parts = [part for item in value for part in (item.split(",") if isinstance(item, str) else [item])]
     return tuple(part.strip() if isinstance(part, str) else part for part in parts if part != "")
+
+
+def parse_cores(value: object) -> object:
+    """Cores from text with commas and ranges, such as 0-3,8; else as `parse_list`."""
+    listed = parse_list(value)
+    if not isinstance(listed, tuple):
+        return listed
+    return tuple(core for item in listed for core in _range(item))
+
+
+def _range(item: object) -> tuple[object, ...]:
+    match = _CORES.fullmatch(item) if isinstance(item, str) else None
+    if match is None:
+        return (item,)
+    first, last = map(int, match.groups())
+    if not first <= last < first + _CORES_MAX:
+        raise ValueError("a range of cores is first-last")
+    return tuple(range(first, last + 1))
 
 
 def check_address(value: str) -> str:

@@ -18,6 +18,7 @@ from service.config import WorkerOptions
 from service.garbage import freeze_garbage
 from service.guard import Guard
 from service.health import Health
+from service.machine import require_cores
 from service.orca import OpenRca, worker_report
 from service.pulse import LOOK_INTERVAL_S, Pulse
 from service.readiness import Field, announce
@@ -49,6 +50,7 @@ class WorkerService:
 
 def require_servable(options: WorkerOptions) -> None:
     """Raises what `serve_worker` would, BindError or StartupError, as far as that can be told without listening."""
+    require_cores("--cores", options.cores)
     tls = server_tls(options.ssl_certfile, options.ssl_keyfile, options.ssl_ca_certs)
     _bind_rules(options).check(options.listen, encrypted=tls is not None)
     require_free(options.listen)

@@ -134,6 +134,7 @@ def test_a_variable_of_another_command_is_no_mistake():
         (["--max-model-len=many"], "--max-model-len"),
         (["--kv-cache-memory-bytes=2 apples"], "--kv-cache-memory-bytes"),
         (["--cores=0,x"], "--cores"),
+        (["--cores=3-1"], "--cores"),
         (["--seed"], "--seed"),
     ],
 )

@@ -1,5 +1,7 @@
 """What `serve` plans: processes that fit together, with cores of their own and no secret in sight."""
 
+import re
+
 import pytest
 
 from commands import serve
@@ -41,6 +43,7 @@ def test_serve_plans_processes_that_fit_together(tmp_path):
     [
         (["--cores=0,1"], [(0,), (1,)]),
         (["--cores=0"], [(0,), (0,)]),
+        (["--cores=0-2,5"], [(0, 1), (2, 5)]),
         (["--cores=0,1,2,3,4"], [(0, 1, 2), (3, 4)]),
         (["--cores=0,1,2,3,4,5", "--decode-threads=1"], [(0, 1, 2, 3, 4), (5,)]),
         (["--cores=0,1,2,3", "--threads=1"], [(0,), (1,)]),
@@ -120,3 +123,8 @@ def test_serve_hands_the_gateway_all_that_keeps_its_door(tmp_path):
 def test_a_weight_that_is_none_is_refused_by_name(weights):
     with pytest.raises(ConfigError, match="--tenant-weights: a weight is name=number"):
         config.load(ServeOptions, [f"--tenant-weights={weights}"], {})
+
+
+def test_cores_that_are_not_there_are_refused_before_anything_starts(capsys):
+    assert serve.main(["--cores=0,9999"]) == 2
+    assert re.fullmatch(r"crossdock serve: --cores: no core 9999 here: .*\n", capsys.readouterr().err)
