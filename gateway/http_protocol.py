@@ -1,5 +1,5 @@
-"""HTTP/1.1 with bounds on what a client may say that leads nowhere: an endless head, endless trailers, a request that
-never ends.
+"""HTTP/1.1 with bounds on what a client may do that leads nowhere: an endless head, endless trailers, a request that
+never ends, an answer that is not read.
 
 The HTTP server speaks it. uvicorn's parser keeps an unfinished request however long it is and takes; here the
 connection ends instead. It reads no body and knows no path.
@@ -10,6 +10,7 @@ from http import HTTPStatus
 
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
+from gateway import patience
 from gateway.openai_errors import plain_error
 
 HEAD_BYTES_MAX = 65_536
@@ -25,6 +26,7 @@ class BoundedHttp(HttpToolsProtocol):
 
     _idle_bytes = 0
     _patience: asyncio.TimerHandle | None = None
+    _stall: asyncio.TimerHandle | None = None
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
@@ -32,7 +34,16 @@ class BoundedHttp(HttpToolsProtocol):
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._wait(None)
+        self._unstall()
         super().connection_lost(exc)
+
+    def pause_writing(self) -> None:
+        super().pause_writing()
+        self._stall = self.loop.call_later(patience.STALL_S, self.transport.abort)
+
+    def resume_writing(self) -> None:
+        self._unstall()
+        super().resume_writing()
 
     def on_message_begin(self) -> None:
         self._wait(HEAD_S)
@@ -60,6 +71,11 @@ class BoundedHttp(HttpToolsProtocol):
     def send_400_response(self, msg: str) -> None:
         """What is no HTTP at all. msg: uvicorn's own text, which says no more."""
         self._refuse(400, "must be an HTTP/1.1 request", "invalid_request")
+
+    def _unstall(self) -> None:
+        if self._stall is not None:
+            self._stall.cancel()
+        self._stall = None
 
     def _wait(self, seconds: float | None) -> None:
         """For the next part of a request, instead of any wait before; None for no longer."""

@@ -13,11 +13,11 @@ import grpc
 import structlog
 
 from crossdock.v1 import inference_pb2, inference_pb2_grpc
-from gateway import messages
+from gateway import messages, patience
 from gateway.access import Access
 from gateway.frontend import Frontend
 from gateway.request import Request
-from service.errors import InternalFault, ServiceError, Unavailable
+from service.errors import Exhausted, InternalFault, ServiceError, Unavailable
 from service.guard import authorization
 from service.status import abort
 
@@ -70,7 +70,7 @@ class InferenceServicer(inference_pb2_grpc.InferenceServiceServicer):
                     if first:
                         await _send_id(accepted, context)
                     part = messages.part(accepted, delta, first=first, usage=total.usage())
-                    await context.write(part)
+                    await _write(context, part)
                     first = False
 
     async def Tokenize(
@@ -126,6 +126,16 @@ class InferenceServicer(inference_pb2_grpc.InferenceServiceServicer):
         context.set_trailing_metadata((*(context.trailing_metadata() or ()), *trailer))
         if refusal is not None:
             await abort(context, refusal)
+
+
+async def _write(context: Context, part: inference_pb2.GenerateStreamResponse) -> None:
+    """Raises Exhausted for a client that does not read."""
+    try:
+        async with asyncio.timeout(patience.STALL_S):
+            await context.write(part)
+    except TimeoutError:
+        text = f"nothing of the answer was read for {patience.STALL_S:g} seconds"
+        raise Exhausted(text, reason="CLIENT_STALLED") from None
 
 
 async def _send_id(accepted: Request, context: Context) -> None:

@@ -4,10 +4,10 @@ import asyncio
 
 import pytest
 from starlette.applications import Starlette
-from starlette.responses import Response
+from starlette.responses import Response, StreamingResponse
 from starlette.routing import Route
 
-from gateway import http_protocol
+from gateway import http_protocol, patience
 from gateway.http_server import HttpServer
 from service.bind_rules import LOOPBACK, BindError
 
@@ -69,3 +69,29 @@ async def test_a_slow_request_that_ends_in_time_is_answered_and_so_is_the_next(s
 def test_other_machines_are_not_listened_to_without_tls():
     with pytest.raises(BindError, match="allow-insecure"):
         HttpServer(Starlette(), "10.0.0.1", 0, LOOPBACK, None)
+
+
+async def endless(request):
+    async def parts():
+        try:
+            while True:
+                yield b"x" * 65_536
+                await asyncio.sleep(0)
+        finally:
+            request.app.state.over.set()
+
+    return StreamingResponse(parts())
+
+
+async def test_an_answer_that_is_not_read_is_given_up(monkeypatch):
+    monkeypatch.setattr(patience, "STALL_S", 0.3)
+    app = Starlette(routes=[Route("/", endless)])
+    app.state.over = asyncio.Event()
+    server = HttpServer(app, "127.0.0.1", 0, LOOPBACK, None)
+    await server.start()
+    host, port = server.url.removeprefix("http://").split(":")
+    _, writer = await asyncio.open_connection(host, int(port), limit=1024)
+    writer.write(b"GET / HTTP/1.1\r\nhost: x\r\n\r\n")
+    await asyncio.wait_for(app.state.over.wait(), 20)
+    writer.close()
+    await server.stop()
