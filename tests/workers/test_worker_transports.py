@@ -18,7 +18,12 @@ DECODE = ["--worker-id=decode-0", "--listen=127.0.0.1:0", f"--ticket-key={'0f' *
 @pytest.fixture
 def engine(monkeypatch):
     """Of a worker that needs no model to find out that it cannot start."""
-    engine = SimpleNamespace(cache=SimpleNamespace(layout=hash_layout()), core=None, note="")
+    engine = SimpleNamespace(
+        cache=SimpleNamespace(layout=hash_layout()),
+        core=None,
+        note="",
+        config=SimpleNamespace(vocab_size=49152),
+    )
     monkeypatch.setattr(worker, "assemble", lambda *arguments, **options: engine)
     monkeypatch.setattr(process.logs, "configure", lambda **options: None)
     return engine
