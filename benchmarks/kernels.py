@@ -13,7 +13,7 @@ from functools import partial
 import torch
 
 from engine.kernels.backend import AttentionMeta, scale_elements
-from engine.kernels.cpu.build import COMPILERS, build, default_cache_folder, find_compiler, host_flags
+from engine.kernels.cpu.build import COMPILERS, built, default_cache_folder, host_flags
 from engine.kernels.cpu.library import Library
 from engine.kernels.cpu.operations import CpuOperations
 
@@ -49,7 +49,7 @@ def main() -> None:
     torch.set_num_threads(arguments.threads)
     bandwidth = measure_bandwidth(arguments.repeats)
     print(f"{arguments.threads} threads, memory reads at {bandwidth / 1e9:.1f} GB/s")
-    library = Library(build(default_cache_folder(), find_compiler(COMPILERS), host_flags()))
+    library = Library(built(default_cache_folder(), COMPILERS, host_flags()))
     for dtype in (torch.float32, torch.bfloat16):
         kernels = CpuOperations(dtype, arguments.threads, library)
         rate = measure_rate(kernels, arguments.repeats)

@@ -21,7 +21,7 @@ from engine.cache.layout import KVLayout
 from engine.kernels.backend import Decoder, DecoderWeights
 from engine.kernels.composed import ComposedDecoder
 from engine.kernels.cpu.backend import CpuBackend
-from engine.kernels.cpu.build import COMPILERS, build, default_cache_folder, find_compiler, host_flags
+from engine.kernels.cpu.build import COMPILERS, built, default_cache_folder, host_flags
 from engine.kernels.cpu.library import Library
 from engine.kernels.cpu.operations import CpuOperations
 from engine.kernels.cpu.structures import Batch as NativeBatch
@@ -83,7 +83,7 @@ def main() -> None:
     parser.add_argument("--repeats", type=int, default=30)
     arguments = parser.parse_args()
     torch.set_num_threads(arguments.threads)
-    library = TimedLibrary(build(default_cache_folder(), find_compiler(COMPILERS), host_flags()))
+    library = TimedLibrary(built(default_cache_folder(), COMPILERS, host_flags()))
     native = CpuBackend(torch.bfloat16, arguments.threads, library)
     single = OneAtATime(torch.bfloat16, arguments.threads, library)
     path = resolve_model("smollm2-135m-instruct")

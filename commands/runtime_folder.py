@@ -1,7 +1,7 @@
 """The folder of one `serve`, for the sockets of its processes, and the removal of those that killed ones have left.
 
-A folder belongs to whoever holds the lock on the file in it; a killed process holds none. Removes nothing but sockets
-and that file, of this user, and follows no link.
+A folder belongs to whoever holds the lock on the file in it; a killed process holds none. Of other folders nothing is
+removed but sockets and that file, of this user, and no link is followed.
 """
 
 import fcntl

@@ -137,6 +137,7 @@ def run(options: _Options, role: Role[_Options]) -> None:
     model = resolve_model(options.model)
     wishes = EngineWishes.of(options, model, cores)
     progress = Progress(readiness.loading, time.monotonic)
+    before = other_threads()
     # The threads that compute are begun by the one that assembles, and make way as it does.
     computing = ThreadPoolExecutor(1, initializer=partial(give_way, role.nice))
     with computing, ThreadPoolExecutor(1) as reading:
@@ -145,7 +146,7 @@ def run(options: _Options, role: Role[_Options]) -> None:
         )
         vocabulary = reading.submit(read_vocabulary, model)
         engine = assembling.result()
-    engine_threads = EngineThreads(other_threads())  # so far nobody else has made any that stay
+    engine_threads = EngineThreads(other_threads() - before)
     guides = GuideCompiler(vocabulary.result, engine.config.vocab_size)
     with suppress(GuideRefused):  # then each guided request is refused so
         guides.load()

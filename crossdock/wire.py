@@ -3,6 +3,7 @@
 import json
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from typing import TypeVar, cast
 
 import grpc
@@ -36,7 +37,7 @@ def spec(prompt: Prompt, how: Generation) -> pb.GenerationSpec:
         chat = _chat(prompt)
     else:
         token_ids = _filled(pb.TokenIds, ids=[token for token in prompt if not isinstance(token, Message)])
-    made = _filled(
+    return _filled(
         pb.GenerationSpec,
         model=how.model,
         text=text,
@@ -77,10 +78,9 @@ def spec(prompt: Prompt, how: Generation) -> pb.GenerationSpec:
         request_id=how.request_id,
         cache_salt=how.cache_salt,
         guide=_guide(how),
+        priority=how.priority,
+        truncate_prompt_tokens=how.truncate_prompt_tokens,
     )
-    kept = how.truncate_prompt_tokens
-    made.MergeFrom(_filled(pb.GenerationSpec, priority=how.priority, truncate_prompt_tokens=kept))
-    return made
 
 
 def _guide(how: Generation) -> pb.Guide | None:
@@ -118,6 +118,8 @@ def seconds(timeout_s: float | None) -> float | None:
 
 def _filled(message: Callable[..., _Message], **values: object) -> _Message:
     """The message with these fields. Raises RequestError for what its field cannot hold."""
+    with suppress(ValueError, TypeError):
+        return message(**values)
     for name, value in values.items():
         try:
             message(**{name: value})
@@ -126,7 +128,7 @@ def _filled(message: Callable[..., _Message], **values: object) -> _Message:
         except (ValueError, TypeError):
             text = f"{name}: {value!r} is nothing that this field can hold"
             raise RequestError("INVALID_ARGUMENT", text) from None
-    return message(**values)
+    raise AssertionError("each field by itself can be held")
 
 
 def _strings(name: str, given: Sequence[str]) -> Sequence[str]:

@@ -10,9 +10,9 @@ from decode_worker.reservations import Reservation
 from decode_worker.search import Search
 from engine.cache.block_pool import Credit
 from engine.cache.block_table import BlockTable
-from engine.constraint import Constraint
+from engine.constraint import Constraint, ends_of
 from engine.core import EngineCore
-from engine.sequence import NO_TOKENS, PREEMPTIONS_MAX, SamplingParams, Sequence, StopRules
+from engine.sequence import PREEMPTIONS_MAX, SamplingParams, Sequence, StopRules
 from kvtransfer.events import FirstTokens
 from service.orders import AttemptRefused, Beam, Choice, SequenceOrder
 
@@ -92,20 +92,10 @@ def begin_search(
 ) -> Search:
     """A search over the blocks of the prompt, which takes its first step with the engine's next one."""
     order = reservation.order
-    scores = BeamSearch(beam, stop_rules(order), len(order.token_ids))
+    scores = BeamSearch(beam, order.stop_rules(StopRules, ends_of(None)), len(order.token_ids))
     search = Search(core=core, gateway=reservation.gateway, order=order, scores=scores, credit=credit)
     search.begin(table, reservation.chain, reservation.arrived)
     return search
-
-
-def stop_rules(order: SequenceOrder, constraint: Constraint | None = None) -> StopRules:
-    """When an answer ends by its tokens."""
-    return StopRules(
-        length_limit=order.length_limit(),
-        min_length=order.prompt_tokens + order.min_tokens,
-        stop_token_ids=order.stop_token_ids,
-        final_token_ids=constraint.ends if constraint is not None else NO_TOKENS,
-    )
 
 
 def _sequence(
@@ -118,7 +108,7 @@ def _sequence(
         tokens=list(tokens),
         sampling=order.sampling(choice, SamplingParams),
         prompt_tokens=order.prompt_tokens,
-        stop=stop_rules(order, constraint),
+        stop=order.stop_rules(StopRules, ends_of(constraint)),
         constraint=constraint,
         arrived=reservation.arrived,
         preemptions=preemptions,

@@ -32,6 +32,11 @@ class Constraint(Protocol):
         ...
 
 
+def ends_of(constraint: Constraint | None) -> frozenset[int]:
+    """None where there is no constraint."""
+    return frozenset() if constraint is None else constraint.ends
+
+
 def admits(mask: TokenMask, vocab_size: int) -> NDArray[np.bool_]:
     """bool [vocab_size] of a mask of that many tokens."""
     assert len(mask) == (vocab_size + 31) // 32, f"{len(mask)} words for {vocab_size} tokens"

@@ -7,7 +7,7 @@ never asks who its caller is.
 
 from collections.abc import Sequence as Ordered
 from dataclasses import dataclass, replace
-from typing import NamedTuple
+from typing import NamedTuple, TypeAlias
 
 import numpy as np
 import torch
@@ -24,7 +24,7 @@ from engine.policy import Plan, Policy, View
 from engine.sampling import Sampled, Sampler
 from engine.scheduling.headroom import Headroom
 from engine.scheduling.pace import Pace
-from engine.scoring import Scored, limited, read_scores, with_scored_rows
+from engine.scoring import Scored, asked_of, limited, read_scores, with_scored_rows
 from engine.sequence import EndReason, Event, Progress, Sequence, SequenceId, State
 from engine.views import SequenceViews
 
@@ -53,6 +53,10 @@ class StepResult:
 
     def empty(self) -> bool:
         return not self.progress and not self.preempted
+
+
+_Ends: TypeAlias = tuple[tuple[Output, ...], tuple[Sequence, ...]]
+"""What was drawn, and the sequences for which nothing could be."""
 
 
 class EngineCore:
@@ -180,13 +184,18 @@ class EngineCore:
             self._headroom = self._headroom.after_step(len(preempted))
         if not runs:
             return StepResult(preempted=preempted)
-        batch = with_scored_rows(self._batch(runs), runs)
-        scored, logits = read_scores(runs, self._runner.run(batch))
-        outputs = self._commit(runs, logits)
-        stuck = tuple([one for one, _ in runs if one.end_reason is EndReason.DEAD_END])
+        scored, logits = self._compute(runs)
+        outputs, stuck = self._commit(runs, logits)
         return StepResult(
             progress=tuple(runs), outputs=outputs, preempted=preempted, scored=scored, dead_ends=stuck
         )
+
+    def _compute(self, runs: Ordered[Progress]) -> tuple[tuple[Scored, ...], torch.Tensor]:
+        """How likely the tokens are where somebody asked, and the logits to sample from."""
+        batch = self._batch(runs)
+        if not asked_of(runs):
+            return (), self._runner.run(batch)
+        return read_scores(runs, self._runner.run(with_scored_rows(batch, runs)))
 
     def _prepare(self, plan: Plan, view: View) -> list[Progress]:
         """Check the plan and start what it starts. What shares a prefix with another start of the same plan is left to
@@ -325,7 +334,7 @@ class EngineCore:
         sequence.row = None
         self._views.leave(sequence)
 
-    def _commit(self, runs: Ordered[Progress], logits: torch.Tensor) -> tuple[Output, ...]:
+    def _commit(self, runs: Ordered[Progress], logits: torch.Tensor) -> _Ends:
         complete, size = [], self._block_size
         for sequence, count in runs:
             sequence.computed = computed = sequence.computed + count
@@ -337,17 +346,19 @@ class EngineCore:
                 self._publish(sequence, (computed - count) // size)
         return self._sample(complete, logits)
 
-    def _sample(self, complete: list[Sequence], logits: torch.Tensor) -> tuple[Output, ...]:
-        """A token for each of these, from its row of the logits, and one for each of its twins; for a dead end none."""
+    def _sample(self, complete: list[Sequence], logits: torch.Tensor) -> _Ends:
+        """A token for each of these, from its row of the logits, and one for each of its twins; and the dead ends,
+        which have none."""
         assert logits.shape[0] == len(complete), f"{logits.shape[0]} rows for {len(complete)} sequences"
-        stuck = dead_ends(complete)
-        if stuck:
-            for index in stuck:
-                self._finish(complete[index], EndReason.DEAD_END)
-            kept = [index for index in range(len(complete)) if index not in stuck]
+        stuck: tuple[Sequence, ...] = ()
+        if indices := dead_ends(complete):
+            stuck = tuple([complete[index] for index in indices])
+            for sequence in stuck:
+                self._finish(sequence, EndReason.DEAD_END)
+            kept = [index for index in range(len(complete)) if index not in indices]
             complete, logits = [complete[index] for index in kept], logits[kept]
         drawn = draw(self._sampler, complete, logits)
-        return tuple([self._append(one, *tokens) for one, tokens in zip(complete, drawn, strict=True)])
+        return tuple([self._append(one, *tokens) for one, tokens in zip(complete, drawn, strict=True)]), stuck
 
     def _publish(self, sequence: Sequence, first: int) -> None:
         """Full blocks from `first` on can be found by others from now on."""

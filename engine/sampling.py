@@ -57,7 +57,8 @@ class Sampler:
         """One token for each row of float32 [n, vocab], n = len(rows).
 
         Greedy rows take the largest adjusted logit, the lowest id among equals. Raises NonFiniteLogits, naming every
-        row that holds a NaN or +inf, or nothing but -inf; any other -inf is a token that is never sampled.
+        row that holds a NaN or +inf, or nothing but -inf; any other -inf is a token that is never sampled,
+        unless all that is allowed are such.
         """
         assert logits.dtype == torch.float32, logits.dtype
         assert logits.ndim == 2 and len(rows) == logits.shape[0], f"{len(rows)} rows, logits {logits.shape}"

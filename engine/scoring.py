@@ -35,9 +35,14 @@ class Scored(NamedTuple):
     scores: tuple[Score, ...]
 
 
+def asked_of(runs: Ordered[Progress]) -> bool:
+    """Whether anybody wants to know."""
+    return any(sequence.scored is not None for sequence, _ in runs)
+
+
 def limited(runs: list[Progress]) -> list[Progress]:
     """As much of these as ROWS_MAX rows allow, each in the same proportion; what is not scored goes unhindered."""
-    if _nobody_asks(runs):
+    if not asked_of(runs):
         return runs
     wanted = [_rows(sequence, tokens) for sequence, tokens in runs]
     total, seen, granted, kept = sum(wanted), 0, 0, []
@@ -56,8 +61,6 @@ def limited(runs: list[Progress]) -> list[Progress]:
 
 def with_scored_rows(batch: Batch, runs: Ordered[Progress]) -> Batch:
     """The logits that are wanted besides those that are sampled from. runs: those of the batch, not yet committed."""
-    if _nobody_asks(runs):
-        return batch
     counts = [_rows(sequence, tokens) for sequence, tokens in runs]
     starts = batch.query_starts.tolist()
     scored = [np.arange(start, start + count) for start, count in zip(starts, counts, strict=False)]
@@ -68,8 +71,6 @@ def read_scores(runs: Ordered[Progress], logits: torch.Tensor) -> tuple[tuple[Sc
     """What the logits of a batch `with_scored_rows` say, and those that are left to sample from, in order.
 
     Raises NonFiniteLogits for a row from which no number can be read."""
-    if _nobody_asks(runs):
-        return (), logits
     found, sampled, at = [], [], 0
     for sequence, tokens in runs:
         count = _rows(sequence, tokens)
@@ -81,10 +82,6 @@ def read_scores(runs: Ordered[Progress], logits: torch.Tensor) -> tuple[tuple[Sc
             at += 1
     assert at == logits.shape[0], f"{logits.shape[0]} rows, {at} of them wanted"
     return tuple(found), logits[sampled]
-
-
-def _nobody_asks(runs: Ordered[Progress]) -> bool:
-    return all(sequence.scored is None for sequence, _ in runs)
 
 
 def _rows(sequence: Sequence, tokens: int) -> int:

@@ -51,7 +51,11 @@ class GuideCheck:
         be checked."""
         if not installed():
             raise _refused(guide, NOT_INSTALLED)
-        refusal = self._known[guide] if guide in self._known else await self._learn(guide, tenant)
+        if guide in self._known:
+            self._known.move_to_end(guide)
+            refusal = self._known[guide]
+        else:
+            refusal = await self._learn(guide, tenant)
         if refusal is not None:
             raise _refused(guide, refusal)
 

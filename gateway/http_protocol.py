@@ -39,7 +39,7 @@ class BoundedHttp(HttpToolsProtocol):
 
     def pause_writing(self) -> None:
         super().pause_writing()
-        self._stall = self.loop.call_later(patience.STALL_S, self.transport.abort)
+        self._expect_reading(self.transport.get_write_buffer_size())
 
     def resume_writing(self) -> None:
         self._unstall()
@@ -71,6 +71,17 @@ class BoundedHttp(HttpToolsProtocol):
     def send_400_response(self, msg: str) -> None:
         """What is no HTTP at all. msg: uvicorn's own text, which says no more."""
         self._refuse(400, "must be an HTTP/1.1 request", "invalid_request")
+
+    def _expect_reading(self, unread: int) -> None:
+        """Some of so many bytes, in time."""
+        self._stall = self.loop.call_later(patience.STALL_S, self._look, unread)
+
+    def _look(self, unread: int) -> None:
+        left = self.transport.get_write_buffer_size()
+        if left >= unread:
+            self.transport.abort()
+        else:
+            self._expect_reading(left)
 
     def _unstall(self) -> None:
         if self._stall is not None:

@@ -20,8 +20,8 @@ _KNOWN = {*_RULES, *_NOT_OFFERED, *_OFF}
 
 def guide_of(fields: JsonFields) -> Guide | None:
     """None where nothing is asked. What is wrong or said twice is noted in `fields`."""
-    wishes = [*_response_format(fields), *_structured_outputs(fields), *_older(fields)]
-    if len({name for name, _ in wishes}) > 1:
+    wishes = [*_response_format(fields), *_structured_outputs(fields), *_rules(fields, "guided_")]
+    if len(wishes) > 1:
         fields.wrong(wishes[1][0], f"not with {wishes[0][0]}: one rule on what the answer must be")
     return wishes[0][1] if wishes else None
 
@@ -39,7 +39,7 @@ def _response_format(fields: JsonFields) -> Iterator[tuple[str, Guide]]:
             schema = JsonFields(inner.mapping("json_schema"))
             if schema.raw("schema") is None:
                 schema.wrong("schema", "is required")
-            for guide in _schema(schema, "schema"):
+            if (guide := _schema(schema, "schema")) is not None:
                 yield "response_format", guide
             inner.take("json_schema.", schema)
         case _:
@@ -61,12 +61,8 @@ def _structured_outputs(fields: JsonFields) -> Iterator[tuple[str, Guide]]:
     fields.take("structured_outputs.", inner)
 
 
-def _older(fields: JsonFields) -> Iterator[tuple[str, Guide]]:
-    yield from _rules(fields, "guided_")
-
-
 def _rules(fields: JsonFields, prefix: str) -> Iterator[tuple[str, Guide]]:
-    for guide in _schema(fields, f"{prefix}json"):
+    if (guide := _schema(fields, f"{prefix}json")) is not None:
         yield f"{prefix}json", guide
     if fields.flag(f"{prefix}json_object"):
         yield f"{prefix}json_object", Guide(json_object=True)
@@ -79,15 +75,16 @@ def _rules(fields: JsonFields, prefix: str) -> Iterator[tuple[str, Guide]]:
         yield f"{prefix}grammar", Guide(grammar=grammar)
 
 
-def _schema(fields: JsonFields, name: str) -> Iterator[Guide]:
-    """A schema as JSON or as text; true and false are schemas too."""
+def _schema(fields: JsonFields, name: str) -> Guide | None:
+    """A schema as JSON or as text; true and false are schemas too. None where there is none, or a wrong one."""
     schema = fields.raw(name)
     if isinstance(schema, str):
-        yield Guide(json_schema=schema)
-    elif isinstance(schema, dict | bool):
+        return Guide(json_schema=schema)
+    if isinstance(schema, dict | bool):
         try:
-            yield Guide(json_schema=orjson.dumps(schema).decode())
+            return Guide(json_schema=orjson.dumps(schema).decode())
         except orjson.JSONEncodeError:
             fields.wrong(name, f"at most {SCHEMA_DEPTH_MAX} levels deep")
     elif schema is not None:
         fields.wrong(name, "must be an object or a string")
+    return None

@@ -75,7 +75,8 @@ def completion_call(body: JsonObject, request_id: str) -> Call:
     base = _base(fields, COMPLETION_TOKENS_DEFAULT if max_tokens is None else max_tokens, begins=True)
     base.output.MergeFrom(inference_pb2.OutputOptions(logprobs=fields.integer("logprobs")))
     echo = fields.flag("echo")
-    if echo and (base.output.HasField("logprobs") or max_tokens == 0):
+    asked = base.output.prompt_logprobs >= 0 and (base.output.HasField("logprobs") or max_tokens == 0)
+    if echo and asked:
         base.output.prompt_logprobs = max(base.output.prompt_logprobs, base.output.logprobs)
     call = _call(fields, [_with_prompt(base, prompt) for prompt in prompts], request_id, echo=echo)
     fields.refuse()
@@ -128,7 +129,7 @@ def detokenize_request(body: JsonObject) -> inference_pb2.DetokenizeRequest:
 
 
 def json_name(field: str) -> str:
-    """The JSON field that a client knows a message's field by."""
+    """The JSON field that a client knows a message's field by; of a guide the kind of rule, wherever it was said."""
     path, bracket, place = field.partition("[")
     plain = path.removeprefix("sampling.").removeprefix("output.").removeprefix("guide.")
     return _JSON_NAMES.get(path, plain) + bracket + place

@@ -11,12 +11,11 @@ from dataclasses import dataclass, replace
 from engine.cache.block_pool import Ledger
 from engine.cache.kv_cache import KVCache
 from engine.cache.prefix_chain import PrefixChain
-from engine.constraint import Constraint
+from engine.constraint import Constraint, ends_of
 from engine.core import EngineCore, Output, StepResult
 from engine.scheduling.pace import Rate
 from engine.scoring import Scored
 from engine.sequence import (
-    NO_TOKENS,
     EndReason,
     Progress,
     SamplingParams,
@@ -253,7 +252,7 @@ class PrefillWorker:
     def _report(self, attempt: Attempt, output: Output) -> FirstTokens:
         """Tell the first token of each choice. Returns those of the choices that go on."""
         order, going_on = attempt.order, []
-        rules = _rules(order, output.sequence.constraint)
+        rules = order.stop_rules(StopRules, ends_of(output.sequence.constraint))
         for choice, token in zip(order.choices, (output.sampled, *output.twins), strict=True):
             end = rules.end_with(token.token, output.position + 1)
             self._tell(
@@ -361,22 +360,12 @@ def _sequence(
         sampling=order.sampling(first, SamplingParams),
         twins=tuple(order.sampling(choice, SamplingParams) for choice in others),
         prompt_tokens=order.prompt_tokens,
-        stop=replace(_rules(order, constraint), length_limit=len(order.token_ids) + 1),
+        stop=replace(order.stop_rules(StopRules, ends_of(constraint)), length_limit=len(order.token_ids) + 1),
         constraint=constraint,
         arrived=arrived,
         preemptions=order.preemptions,
         scored=order.prompt_logprobs,
         chain=chain,
-    )
-
-
-def _rules(order: SequenceOrder, constraint: Constraint | None) -> StopRules:
-    """When the whole answer ends, not just this worker's part of it."""
-    return StopRules(
-        length_limit=order.length_limit(),
-        min_length=order.prompt_tokens + order.min_tokens,
-        stop_token_ids=order.stop_token_ids,
-        final_token_ids=constraint.ends if constraint is not None else NO_TOKENS,
     )
 
 

@@ -114,6 +114,7 @@ class GuideCompiler:
 
         try:
             vocabulary = self._vocabulary()
+            pieces = Pieces(vocabulary)
         except ModelFilesError as error:
             raise GuideRefused(_reason(str(error))) from None
         if not vocabulary.eos_token_ids:
@@ -122,7 +123,7 @@ class GuideCompiler:
             raise GuideRefused("the model has fewer tokens than its vocabulary")
         self._ends = frozenset(vocabulary.eos_token_ids)
         self._limits = _limits()
-        tokens = _TokenBytes(vocabulary, Pieces(vocabulary))
+        tokens = _TokenBytes(vocabulary, pieces)
         self._tokens = llguidance.LLTokenizer(
             tokens,  # type: ignore[arg-type]  # what it asks for is documented in its TokenizerWrapper
             n_vocab=vocabulary.size,
@@ -195,14 +196,15 @@ class GuideMatcher:
 
     def try_out(self) -> None:
         """Follow it for a few tokens, by a way that depends on nothing else. Raises GuideRefused where it breaks."""
+        ends = sorted(self.ends)
         for step in range(TRIAL_TOKENS):
-            bits = np.unpackbits(self.allowed().view(np.uint8), bitorder="little")
-            going_on = [int(token) for token in np.flatnonzero(bits) if int(token) not in self.ends]
-            if not bits.any():
+            may = np.flatnonzero(np.unpackbits(self.allowed().view(np.uint8), bitorder="little"))
+            if not len(may):
                 raise GuideRefused(self.error() or "nothing can follow")
-            if not going_on:
+            going_on = np.setdiff1d(may, ends, assume_unique=True)
+            if not len(going_on):
                 return
-            self.advance(going_on[0 if step % 2 else len(going_on) // 2])
+            self.advance(int(going_on[0 if step % 2 else len(going_on) // 2]))
 
 
 class _TokenBytes:

@@ -135,6 +135,16 @@ class SequenceOrder:
             logit_bias=self.logit_bias,
         )
 
+    def stop_rules(self, make: Callable[..., _Params], ends: frozenset[int]) -> _Params:
+        """When an answer ends by its tokens. make: engine.sequence.StopRules. ends: what says that its guide is
+        complete."""
+        return make(
+            length_limit=self.length_limit(),
+            min_length=self.prompt_tokens + self.min_tokens,
+            stop_token_ids=self.stop_token_ids,
+            final_token_ids=ends,
+        )
+
     def arrived(self, now: float) -> float:
         """When it counts as having come, in seconds on the clock of `now`: whoever came first goes first. What has
         waited elsewhere keeps its place, and a priority is so many seconds, so that nobody waits for ever."""

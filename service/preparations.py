@@ -46,8 +46,9 @@ def guided(
 
 @dataclass(slots=True, kw_only=True)
 class _Waiting:
-    """afterwards: what is to follow, in order."""
+    """prepared: the work. afterwards: what is to follow, in order."""
 
+    prepared: asyncio.Future[Action]
     afterwards: list[Action] = field(default_factory=list)
 
 
@@ -72,8 +73,9 @@ class Preparations:
             return
         if len(self._waiting) >= PREPARATIONS_MAX:
             raise TooManyPreparations(f"{PREPARATIONS_MAX} requests are being prepared")
-        waiting = self._waiting[name] = _Waiting()
-        task = asyncio.create_task(self._prepare(name, waiting, later, take))
+        prepared = asyncio.wrap_future(self._thread.submit(later.work))
+        waiting = self._waiting[name] = _Waiting(prepared=prepared)
+        task = asyncio.create_task(self._prepare(name, waiting, take))
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
 
@@ -89,22 +91,19 @@ class Preparations:
         return True
 
     def drop(self, gateway: str) -> None:
-        """The gateway has gone, and nothing of what it asked for is wanted."""
+        """The gateway has gone, and nothing of what it asked for is wanted: what has not begun is not done."""
         for name in [name for name in self._waiting if name[0] == gateway]:
-            del self._waiting[name]
+            prepared = self._waiting.pop(name).prepared
+            if not prepared.cancel():
+                prepared.exception()  # nobody else asks
 
     async def _prepare(
-        self,
-        name: tuple[str, AttemptKey],
-        waiting: _Waiting,
-        later: Later,
-        take: Callable[[Callable[[], Action]], None],
+        self, name: tuple[str, AttemptKey], waiting: _Waiting, take: Callable[[Callable[[], Action]], None]
     ) -> None:
-        prepared = self._thread.submit(later.work)
-        await asyncio.wait([asyncio.wrap_future(prepared)])
+        await asyncio.wait([waiting.prepared])
         if self._waiting.get(name) is not waiting:
             return
         del self._waiting[name]
-        take(prepared.result)
+        take(waiting.prepared.result)
         for action in waiting.afterwards:
             action()

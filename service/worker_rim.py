@@ -84,6 +84,7 @@ class WorkerRim:
         self._pending: dict[str, list[Report]] = defaultdict(list)
         self._preparations = Preparations()
         self._moved = asyncio.Event()
+        self._posted = self._begun = self._known = 0
         self._drained = False
         self.load = WorkerLoad()
         self.draining = False
@@ -99,7 +100,7 @@ class WorkerRim:
         cached, since the last flush. Step thread."""
         pending, self._pending = self._pending, defaultdict(list)
         with suppress(RuntimeError):  # the loop is closed: the process is ending, nobody listens
-            self._loop.call_soon_threadsafe(self._deliver, pending, load, changes)
+            self._loop.call_soon_threadsafe(self._deliver, pending, load, changes, self._begun)
 
     async def attach(
         self,
@@ -147,12 +148,17 @@ class WorkerRim:
     async def drain(self) -> None:
         """Take nothing new, wait until what is here is finished, then end every session. Event loop."""
         self.draining = True
-        while self.load.running_sequences or self.load.waiting_sequences or self._preparations:
+        while self._busy():
             self._moved.clear()
             await self._moved.wait()
         self._drained = True
         for outbox in self._sessions.values():
             outbox.finish()
+
+    def _busy(self) -> bool:
+        """Whether anything is to be finished here, be it on its way to the step thread and in no load yet."""
+        here = self.load.running_sequences or self.load.waiting_sequences or self._preparations
+        return bool(here) or self._known != self._posted
 
     def _open(self, gateway: str, host: Host) -> Outbox[Response]:
         """Begin a gateway's session. An older one of the same gateway was cut, and ends here at the latest: the gateway
@@ -221,7 +227,7 @@ class WorkerRim:
         try:
             wanted = submission(gateway, request)
             if not isinstance(wanted, Later):
-                return host.post(wanted)
+                return self._begin(host, wanted)
             return self._preparations.begin(gateway, key, wanted, partial(self._prepared, gateway, key, host))
         except TooManyPreparations as error:
             return self._refuse(gateway, key, EndCause.EXHAUSTED, str(error))
@@ -232,12 +238,22 @@ class WorkerRim:
         """The work for a submission is done. made: yields the action, or raises what came of it."""
         self._moved.set()
         try:
-            host.post(made())
+            self._begin(host, made())
         except tuple(host.refusals) as error:
             self._refuse(gateway, key, host.refusals[type(error)], str(error))
         except Exception as mistake:
             structlog.get_logger().error("a submission could not be prepared", exc_info=mistake)
             self._refuse(gateway, key, EndCause.INTERNAL, "could not be prepared")
+
+    def _begin(self, host: Host, action: Action) -> None:
+        """Post a submission; it counts as something to finish until a load can tell of it."""
+        host.post(partial(self._take_up, action))
+        self._posted += 1
+
+    def _take_up(self, action: Action) -> None:
+        """Step thread."""
+        self._begun += 1
+        action()
 
     def _refuse(self, gateway: str, key: AttemptKey, cause: EndCause, detail: str) -> None:
         refusal = EndedReport(key=key, cause=cause, detail=detail)
@@ -251,9 +267,12 @@ class WorkerRim:
         with suppress(RuntimeError):  # as in flush
             self._loop.call_soon_threadsafe(self._send, gateway, *messages)
 
-    def _deliver(self, pending: Mapping[str, list[Report]], load: WorkerLoad, changes: CacheChanges) -> None:
-        """What is cached goes first: whoever hears of a result knows what it left behind."""
-        self.load = load
+    def _deliver(
+        self, pending: Mapping[str, list[Report]], load: WorkerLoad, changes: CacheChanges, begun: int
+    ) -> None:
+        """What is cached goes first: whoever hears of a result knows what it left behind. begun: submissions that the
+        load knows of."""
+        self.load, self._known = load, begun
         self._moved.set()
         self._cache.change(changes)
         self._cache.catch_up()

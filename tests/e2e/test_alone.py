@@ -6,7 +6,7 @@ import grpc
 import pytest
 
 from tests.e2e.conftest import running_stack, stream
-from tests.e2e.test_kills import SPECS, kill, ready, some_tokens, wanted
+from tests.e2e.test_kills import SPECS, kill, ready, scored, some_tokens, wanted
 
 WITNESSED = 3
 
@@ -31,11 +31,11 @@ async def test_without_the_only_prefill_worker_everything_goes_on_to_the_same_to
         answers = await asyncio.gather(*streams)
         await ready(narrow_stack, "prefill")
         golden += [await stream(channel, each) for each in late]
-        for answer, expected in zip(answers, golden, strict=True):
+        for asked, answer, expected in zip([*SPECS, *late], answers, golden, strict=True):
             assert answer.token_ids == expected.token_ids
             assert answer.logprobs == expected.logprobs
             assert answer.text == expected.text
-            assert answer.prompt.prompt_logprobs == expected.prompt.prompt_logprobs
+            assert scored(asked, answer) == scored(asked, expected)
     ledgers = {ledger.worker_id: ledger for ledger in narrow_stack.idle_ledgers()}
     generated = 2 * sum(len(answer.token_ids) for answer in answers) + 2 * WITNESSED
     assert ledgers["decode-0"].tokens.computed > generated, "it has computed prompts"

@@ -13,7 +13,7 @@ from engine.cache.kv_cache import KVCache
 from engine.cache.layout import KVLayout
 from engine.errors import NoCompiler
 from engine.kernels.backend import Backend
-from engine.kernels.cpu.build import COMPILERS, build, default_cache_folder, find_compiler, host_flags
+from engine.kernels.cpu.build import COMPILERS, built, default_cache_folder, host_flags
 from engine.kernels.cpu.library import Library
 from engine.kernels.cpu.operations import CpuOperations
 from engine.kernels.reference import ReferenceBackend
@@ -55,7 +55,7 @@ def backend_of(request) -> Callable[[torch.dtype, int], CpuOperations | Referenc
         pytest.skip("there is no older target to build for")
     target = host_flags() if request.param == "native" else ("-march=x86-64-v3",)
     try:
-        library = Library(build(default_cache_folder(), find_compiler(COMPILERS), target))
+        library = Library(built(default_cache_folder(), COMPILERS, target))
     except NoCompiler as error:
         pytest.skip(str(error))
     return lambda dtype, threads: CpuOperations(dtype, threads, library)

@@ -1,5 +1,7 @@
 """What a constraint allows is all that is drawn; a sequence that can have no token ends, and nobody else notices."""
 
+from functools import partial
+
 import numpy as np
 import pytest
 import torch
@@ -9,6 +11,7 @@ from engine.constraint import admits
 from engine.sampling import Sampler, SampleRow
 from engine.sequence import EndReason, SamplingParams, State
 from tests.engine.test_core import make_core, make_sequence, prompt_of, run_to_end
+from tests.fakes import constraints
 from tests.fakes.constraints import END, Odd, follows
 from tests.fakes.hash_model import golden
 
@@ -17,11 +20,7 @@ GREEDY = SamplingParams()
 SEEDED = SamplingParams(temperature=1.3, top_p=0.9, seed=5, logprobs=2)
 
 
-def mask_of(*tokens, vocab=VOCAB):
-    mask = np.zeros((vocab + 31) // 32, np.uint32)
-    for token in tokens:
-        mask[token // 32] |= np.uint32(1 << token % 32)
-    return mask
+mask_of = partial(constraints.mask_of, vocab=VOCAB)
 
 
 def sampled(logits, params, position=0, **rules):

@@ -1,5 +1,6 @@
 """The library's build and cache, the choice of a backend, and the end of its threads."""
 
+import errno
 import gc
 import os
 from concurrent.futures import ThreadPoolExecutor
@@ -15,7 +16,7 @@ from engine.kernels.cpu.build import (
     build,
     built,
     default_cache_folder,
-    find_compiler,
+    find_compilers,
     host_flags,
     main,
 )
@@ -48,7 +49,7 @@ def compilations(command: str) -> int:
 
 def test_a_second_build_takes_what_the_first_one_built(tmp_path, compiler_that):
     command = compiler_that(COMPILE)
-    compiler = find_compiler([command])
+    compiler = next(find_compilers([command]))
     first = build(tmp_path / "cache", compiler, ("-march=x",))
     assert first.read_text() == "library\n"
     assert build(tmp_path / "cache", compiler, ("-march=x",)) == first
@@ -57,15 +58,18 @@ def test_a_second_build_takes_what_the_first_one_built(tmp_path, compiler_that):
 
 def test_that_kernels_are_compiled_is_said_and_that_they_are_there_is_not(tmp_path, compiler_that):
     said = []
-    compiler, progress = find_compiler([compiler_that(COMPILE)]), Progress(said.append, clock=lambda: 0.0)
+    compiler, progress = (
+        next(find_compilers([compiler_that(COMPILE)])),
+        Progress(said.append, clock=lambda: 0.0),
+    )
     for _ in range(2):
         build(tmp_path / "cache", compiler, ("-march=x",), progress)
     assert said == ["compiling the kernels for this processor, once"]
 
 
 def test_another_target_or_compiler_version_is_built_anew(tmp_path, compiler_that):
-    old = find_compiler([compiler_that(COMPILE)])
-    new = find_compiler([compiler_that(COMPILE, version="stand-in 2.0")])
+    old = next(find_compilers([compiler_that(COMPILE)]))
+    new = next(find_compilers([compiler_that(COMPILE, version="stand-in 2.0")]))
     cache = tmp_path / "cache"
     made = {
         build(cache, old, ("-march=x",)),
@@ -81,7 +85,7 @@ def libraries(cache: Path) -> list[Path]:
 
 def test_of_several_builds_at_once_one_compiles_and_the_others_wait_for_it(tmp_path, compiler_that):
     command = compiler_that(COMPILE)
-    compiler = find_compiler([command])
+    compiler = next(find_compilers([command]))
     with ThreadPoolExecutor(4) as crew:
         builds = [crew.submit(build, tmp_path / "cache", compiler, ()) for _ in range(4)]
         (library,) = {done.result() for done in builds}
@@ -89,10 +93,30 @@ def test_of_several_builds_at_once_one_compiles_and_the_others_wait_for_it(tmp_p
     assert library.read_text() == "library\n" and libraries(tmp_path / "cache") == [library]
 
 
+def test_where_files_cannot_be_locked_two_builds_at_once_both_end_with_the_whole_library(
+    tmp_path, compiler_that, monkeypatch
+):
+    def unable(*_):
+        raise OSError(errno.ENOLCK, "no locks here")
+
+    monkeypatch.setattr("fcntl.flock", unable)
+    rendezvous = tmp_path / "rendezvous"
+    os.mkfifo(rendezvous)
+    meet = f'if mkdir "$0.first"; then cat "{rendezvous}" > /dev/null; else echo > "{rendezvous}"; fi'
+    command = compiler_that(f"{meet}\n{COMPILE}")
+    compiler = next(find_compilers([command]))
+    with ThreadPoolExecutor(2) as crew:
+        builds = [crew.submit(build, tmp_path / "cache", compiler, ()) for _ in range(2)]
+        first, second = (done.result() for done in builds)
+    assert compilations(command) == 2
+    assert first == second and first.read_text() == "library\n"
+    assert libraries(tmp_path / "cache") == [first]
+
+
 @pytest.mark.parametrize("damage", [b"", b"librar", b"another library, as long as you like\n"])
 def test_a_library_that_was_damaged_is_built_again(tmp_path, compiler_that, damage):
     command = compiler_that(COMPILE)
-    compiler = find_compiler([command])
+    compiler = next(find_compilers([command]))
     library = build(tmp_path, compiler, ())
     library.write_bytes(damage)
     assert build(tmp_path, compiler, ()).read_text() == "library\n"
@@ -110,6 +134,16 @@ def test_what_was_built_serves_on_when_the_compiler_is_gone(tmp_path, compiler_t
         built(tmp_path / "cache", ["no-such-compiler"], ("-march=x",))
 
 
+def test_what_was_built_serves_on_in_a_folder_that_cannot_be_written(tmp_path, compiler_that, monkeypatch):
+    library = built(tmp_path / "cache", [compiler_that(COMPILE)], ())
+
+    def refused(*_, **__):
+        raise PermissionError("read-only")
+
+    monkeypatch.setattr(Path, "mkdir", refused)
+    assert built(tmp_path / "cache", [compiler_that(COMPILE, version="another")], ()) == library
+
+
 def test_a_compiler_that_cannot_build_is_passed_over_for_the_next(tmp_path, compiler_that):
     bad, empty, good = compiler_that("exit 1"), compiler_that(": > /dev/null"), compiler_that(COMPILE)
     assert built(tmp_path / "cache", [bad, empty, good], ()).read_text() == "library\n"
@@ -120,12 +154,14 @@ def test_a_compiler_that_cannot_build_is_passed_over_for_the_next(tmp_path, comp
 def test_a_compiler_that_says_nothing_readable_or_never_answers_is_no_reason_to_fail(
     tmp_path, compiler_that, monkeypatch
 ):
-    monkeypatch.setattr("engine.kernels.cpu.build._VERSION_TIMEOUT_S", 0.2)
+    odd = compiler_that(COMPILE, version="\udce9")
+    assert built(tmp_path / "cache", [odd], ()).read_text() == "library\n"
     mute = tmp_path / "mute"
     mute.write_text("#!/bin/sh\nexec sleep 1000\n")
     mute.chmod(0o755)
-    odd = compiler_that(COMPILE, version="\udce9")
-    assert built(tmp_path / "cache", [str(mute), odd], ()).read_text() == "library\n"
+    monkeypatch.setattr("engine.kernels.cpu.build._VERSION_TIMEOUT_S", 0.2)
+    with pytest.raises(NoCompiler, match="no C\\+\\+ compiler found"):
+        built(tmp_path / "other", [str(mute)], ())
 
 
 def test_a_user_without_a_home_is_told_so(monkeypatch):
@@ -137,17 +173,17 @@ def test_a_user_without_a_home_is_told_so(monkeypatch):
     assert chosen.backend.name == "reference" and "set HOME" in (chosen.note or "")
 
 
-def test_no_compiler_names_what_was_tried():
+def test_no_compiler_names_what_was_tried(tmp_path):
     with pytest.raises(NoCompiler, match="no-such-compiler, nor-this-one"):
-        find_compiler(["no-such-compiler", "nor-this-one -v"])
+        built(tmp_path, ["no-such-compiler", "nor-this-one -v"], ())
 
 
 def test_a_missing_compiler_is_passed_over_for_the_next(compiler_that):
-    assert find_compiler(["no-such-compiler", compiler_that("exit 0")]).version == "stand-in 1.0\n"
+    assert next(find_compilers(["no-such-compiler", compiler_that("exit 0")])).version == "stand-in 1.0\n"
 
 
 def test_a_compiler_that_fails_says_why_and_leaves_nothing_behind(tmp_path, compiler_that):
-    compiler = find_compiler([compiler_that('echo "kernel.cpp:1: error: no such luck" >&2; exit 1')])
+    compiler = next(find_compilers([compiler_that('echo "kernel.cpp:1: error: no such luck" >&2; exit 1')]))
     with pytest.raises(NoCompiler, match="no such luck"):
         build(tmp_path / "cache", compiler, ())
     assert libraries(tmp_path / "cache") == []
@@ -199,7 +235,7 @@ def test_the_dtype_is_the_asked_one_or_the_one_that_the_processor_is_made_for():
 def operations_of():
     """Makes operations on so many threads."""
     try:
-        library = Library(build(default_cache_folder(), find_compiler(COMPILERS), host_flags()))
+        library = Library(built(default_cache_folder(), COMPILERS, host_flags()))
     except NoCompiler as error:
         pytest.skip(str(error))
     return lambda threads: CpuOperations(torch.float32, threads, library)
@@ -231,9 +267,8 @@ def test_backends_of_one_process_do_not_disturb_each_other(operations_of):
 
 
 def test_the_kernels_compile_without_a_warning(tmp_path):
-    try:
-        compiler = find_compiler(COMPILERS)
-    except NoCompiler as error:
-        pytest.skip(str(error))
+    compiler = next(find_compilers(COMPILERS), None)
+    if compiler is None:
+        pytest.skip("no C++ compiler")
     strict = ("-O0", "-Wall", "-Wextra", "-Werror", "-Wno-psabi")
     assert build(tmp_path, compiler, (*host_flags(), *strict)).exists()

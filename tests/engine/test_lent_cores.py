@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 
 from engine.errors import NoCompiler
 from engine.kernels.core_share import CoreShare
-from engine.kernels.cpu.build import COMPILERS, build, default_cache_folder, find_compiler, host_flags
+from engine.kernels.cpu.build import COMPILERS, built, default_cache_folder, host_flags
 from engine.kernels.cpu.library import Library
 from engine.kernels.cpu.operations import CpuOperations
 from service.core_board import CoreBoard
@@ -44,7 +44,7 @@ def board():
 def operations(dtype, cores):
     """Compiled kernels one at a time, on these cores."""
     try:
-        library = Library(build(default_cache_folder(), find_compiler(COMPILERS), host_flags()))
+        library = Library(built(default_cache_folder(), COMPILERS, host_flags()))
     except NoCompiler as error:
         pytest.skip(str(error))
     return CpuOperations(dtype, 1, library, cores)
@@ -111,10 +111,10 @@ import sys
 from pathlib import Path
 import torch
 from engine.kernels.core_share import CoreShare
-from engine.kernels.cpu.build import COMPILERS, build, default_cache_folder, find_compiler, host_flags
+from engine.kernels.cpu.build import COMPILERS, built, default_cache_folder, host_flags
 from engine.kernels.cpu.library import Library
 from engine.kernels.cpu.operations import CpuOperations
-library = Library(build(default_cache_folder(), find_compiler(COMPILERS), host_flags()))
+library = Library(built(default_cache_folder(), COMPILERS, host_flags()))
 cores = CoreShare(own=(int(sys.argv[1]),), board=Path(sys.argv[2]), seat=int(sys.argv[3]))
 backend = CpuOperations(torch.float32, 1, library, cores)
 weight, x = backend.pack(torch.randn(4096, 2048)), torch.randn(256, 2048)

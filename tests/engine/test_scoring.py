@@ -182,7 +182,7 @@ def test_they_are_read_off_the_reference_models_logits(exact_core, default_model
     tokens = PROMPT[:12]
     logits = torch.log_softmax(logits_of(default_model_path, tokens).double(), dim=1)
     scores = alone(exact_core, tokens)
-    for row, token, score in zip(logits, tokens[1:], scores, strict=False):
+    for row, token, score in zip(logits[:-1], tokens[1:], scores, strict=True):
         assert score.logprob == pytest.approx(float(row[token]), abs=1e-3)
         assert [logprob for _, logprob in score.top] == pytest.approx(
             row.topk(ALTERNATIVES).values.tolist(), abs=1e-3

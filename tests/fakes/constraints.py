@@ -7,6 +7,13 @@ from tests.fakes.hash_model import VOCAB
 END = VOCAB - 1
 
 
+def mask_of(*tokens, vocab=VOCAB):
+    mask = np.zeros((vocab + 31) // 32, np.uint32)
+    for token in tokens:
+        mask[token // 32] |= np.uint32(1 << token % 32)
+    return mask
+
+
 class Odd:
     """After tokens whose sum is s: those that differ from s by an odd number. END alone after `length` tokens, and
     nothing after `dead_end` of them."""
@@ -18,10 +25,7 @@ class Odd:
         self.tokens = list(tokens)
 
     def allowed(self):
-        mask = np.zeros((VOCAB + 31) // 32, np.uint32)
-        for token in self._allowed():
-            mask[token // 32] |= np.uint32(1 << token % 32)
-        return mask
+        return mask_of(*self._allowed())
 
     def advance(self, token):
         if token not in self._allowed():

@@ -53,12 +53,14 @@ class NotedWorker:
 
 
 class RimServer:
-    """submission: what the servicer would make of a submit; it is posted like everything else."""
+    """submission: what the servicer would make of a submit; it is posted like everything else. load: what the worker
+    tells after each action, None for the same as before. worked: what has been prepared, or begun to be."""
 
     def __init__(self):
         self.worker = NotedWorker()
         self.rim = WorkerRim(pb.PrefillServiceAttachResponse, asyncio.get_running_loop())
-        self.full = False
+        self.worked = []
+        self.full, self.load = False, None
         self.working, self.finish = threading.Event(), threading.Event()
         self.host = Host(
             worker=self.worker,
@@ -79,6 +81,7 @@ class RimServer:
 
     def _work(self, request_id, action):
         """On another thread; waits until the test lets it go on."""
+        self.worked.append(request_id)
         self.working.set()
         assert self.finish.wait(30)
         if request_id == "later wrong":
@@ -91,6 +94,7 @@ class RimServer:
         if self.full:
             raise Full("no room")
         action()
+        self.rim.flush(self.load or self.rim.load)
 
 
 class _Servicer(PrefillServiceServicer):

@@ -54,11 +54,25 @@ async def test_a_process_that_was_killed_is_started_again(check):
 
 
 async def test_whoever_leaves_while_a_guide_is_checked_leaves_no_answer_for_the_next(check):
-    leaving = asyncio.create_task(check.require(BAD))
-    await asyncio.sleep(0)
-    leaving.cancel()
     await check.require(GOOD)
+    leaving = asyncio.create_task(check.require(BAD))
+    for _ in range(3):  # until it has asked and waits for the answer
+        await asyncio.sleep(0)
+    leaving.cancel()
+    await check.require(choice(["yes"]))
     assert (await refusal(check, BAD))[0] == "guide.regex"
+
+
+async def test_a_guide_that_is_asked_for_again_and_again_is_not_checked_again(check, monkeypatch):
+    monkeypatch.setattr(guide_check, "KNOWN_MAX", 2)
+    for word in ("a", "b"):
+        await check.require(GOOD)
+        await check.require(choice([word]))
+    process = check._process
+    process.kill()
+    await process.wait()
+    await check.require(GOOD)
+    assert check._process is process
 
 
 async def test_several_that_ask_the_same_share_one_answer_and_more_than_may_wait_are_put_off(

@@ -1,6 +1,7 @@
 """A request that never ends is ended by us."""
 
 import asyncio
+from types import SimpleNamespace
 
 import pytest
 from starlette.applications import Starlette
@@ -8,6 +9,7 @@ from starlette.responses import Response, StreamingResponse
 from starlette.routing import Route
 
 from gateway import http_protocol, patience
+from gateway.http_protocol import BoundedHttp
 from gateway.http_server import HttpServer
 from service.bind_rules import LOOPBACK, BindError
 
@@ -95,3 +97,43 @@ async def test_an_answer_that_is_not_read_is_given_up(monkeypatch):
     await asyncio.wait_for(app.state.over.wait(), 20)
     writer.close()
     await server.stop()
+
+
+class Held:
+    """A transport that holds so many unread bytes, and a loop whose timers the test lets go off."""
+
+    def __init__(self):
+        self.unread, self.aborted, self._timers = 0, False, []
+
+    def get_write_buffer_size(self):
+        return self.unread
+
+    def abort(self):
+        self.aborted = True
+
+    def call_later(self, delay, act, *args):
+        self._timers.append((delay, act, args))
+        return SimpleNamespace(cancel=self._timers.clear)
+
+    def go_off(self):
+        """Every timer that there is; their delays."""
+        due, self._timers = self._timers, []
+        for _, act, args in due:
+            act(*args)
+        return [delay for delay, _, _ in due]
+
+
+def test_an_answer_that_is_read_slowly_is_not_given_up():
+    held = Held()
+    protocol = BoundedHttp.__new__(BoundedHttp)
+    protocol.transport = protocol.loop = held
+    protocol.flow = SimpleNamespace(pause_writing=lambda: None, resume_writing=lambda: None)
+    held.unread = 1_000_000
+    protocol.pause_writing()
+    for left in (999_999, 500_000, 499_000):
+        held.unread = left
+        assert held.go_off() == [patience.STALL_S] and not held.aborted
+    assert held.go_off() == [patience.STALL_S] and held.aborted
+    protocol.pause_writing()
+    protocol.resume_writing()
+    assert held.go_off() == []

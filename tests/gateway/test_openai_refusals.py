@@ -91,6 +91,7 @@ def chat(*contents, **fields):
         ({"max_tokens": 0, "min_tokens": 1, "echo": True}, "min_tokens"),
         ({"prompt_logprobs": 21}, "prompt_logprobs"),
         ({"prompt_logprobs": -1}, "prompt_logprobs"),
+        ({"prompt_logprobs": -1, "echo": True, "logprobs": 1}, "prompt_logprobs"),
         ({"prompt_logprobs": True}, "prompt_logprobs"),
         ({"prompt_logprobs": 1, "use_beam_search": True, "best_of": 2}, "prompt_logprobs"),
         ({"echo": True, "logprobs": 1, "use_beam_search": True, "best_of": 2}, "prompt_logprobs"),

@@ -106,7 +106,7 @@ def test_without_keys_or_with_unknown_ones_a_source_gives_up_rather_than_send(wo
     ]
     for source_keys, target, why in cases:
         warnings = []
-        limits = SourceLimits(connect_ms=300)
+        limits = SourceLimits(connect_ms=2000)
         source, on_source = ends.new_source(keys=source_keys, limits=limits, warn=warnings.append)
         for _ in range(2):
             ticket = world.ticket()
@@ -133,7 +133,7 @@ def forge(folder, tmp_path, *, of):
 def test_keys_that_do_not_fit_are_told_to_the_operator(world, ends, folder, tmp_path, of):
     target, _ = ends.new_target(keys=folder)
     warnings = []
-    limits = SourceLimits(connect_ms=300)
+    limits = SourceLimits(connect_ms=2000)
     source, on_source = ends.new_source(
         keys=forge(folder, tmp_path, of=of), limits=limits, warn=warnings.append
     )
@@ -311,7 +311,7 @@ def test_tcp_and_ipc_of_one_target_are_secured_apart(world, ends, folder, tmp_pa
     target, on_target = ends.new_target(f"ipc://{tmp_path}/kv", "tcp://127.0.0.1:0", keys=folder)
     over_ipc, over_tcp = target.endpoints()
     for endpoint, reason in [(over_tcp, Reason.HANDSHAKE_REFUSED), (over_ipc, None)]:
-        source, on_source = ends.new_source(limits=SourceLimits(connect_ms=300))
+        source, on_source = ends.new_source(limits=SourceLimits(connect_ms=2000))
         ticket = world.ticket()
         target.expect(ticket)
         send_all(world, source, ticket, (endpoint,), world.layout)
@@ -326,7 +326,7 @@ def test_another_target_with_a_trusted_key_is_not_taken_for_the_one_meant(world,
     """The key is pinned by the target's name: `other` cannot answer for `target-b`, whatever it says."""
     posing = Identity(worker_id="other-1", epoch=22)
     target, _ = ends.new_target(keys=folder, identity=posing)
-    source, on_source = ends.new_source(keys=folder, limits=SourceLimits(connect_ms=500))
+    source, on_source = ends.new_source(keys=folder, limits=SourceLimits(connect_ms=5000))
     ticket = replace(world.ticket(), target_epoch=22)
     source.open(world.seal(ticket), ticket, target.endpoints())
     assert on_source.wait("Failed", ticket).reason is Reason.HANDSHAKE_REFUSED

@@ -29,17 +29,22 @@ def world(patient):
     return patient
 
 
+def assert_receives(world, ends, target, on_target, endpoints, layout):
+    """A new source's blocks arrive whole."""
+    source, on_source = ends.new_source(layout=layout)
+    ticket = world.ticket(layout=layout)
+    target.expect(ticket)
+    sent = send_all(world, source, ticket, endpoints, layout)
+    assert receive_all(target, on_target, ticket, layout) == sent
+    on_source.wait("Committed", ticket)
+
+
 def test_several_addresses_are_bound_at_once_and_the_first_that_answers_is_used(world, ends, large, tmp_path):
     target, on_target = ends.new_target(f"ipc://{tmp_path}/kv", "tcp://127.0.0.1:0", layout=large)
     local, remote = target.endpoints()
     assert local == f"ipc://{tmp_path}/kv"
     for endpoints in [(local, remote), (f"ipc://{tmp_path}/nobody", remote), ("nonsense", remote)]:
-        source, on_source = ends.new_source(layout=large)
-        ticket = world.ticket(layout=large)
-        target.expect(ticket)
-        sent = send_all(world, source, ticket, endpoints, large)
-        assert receive_all(target, on_target, ticket, large) == sent
-        on_source.wait("Committed", ticket)
+        assert_receives(world, ends, target, on_target, endpoints, large)
 
 
 def test_a_target_offers_what_is_advertised_in_place_of_its_tcp_addresses_alone(tmp_path):
@@ -139,12 +144,7 @@ def test_garbage_on_the_port_hurts_nobody(world, ends, large):
             oversize.setsockopt(zmq.LINGER, 0)
             oversize.connect(endpoint)
             oversize.send(bytes(large.block_bytes() + 5000))
-            source, on_source = ends.new_source(layout=large)
-            ticket = world.ticket(layout=large)
-            target.expect(ticket)
-            sent = send_all(world, source, ticket, target.endpoints(), large)
-            assert receive_all(target, on_target, ticket, large) == sent
-            on_source.wait("Committed", ticket)
+            assert_receives(world, ends, target, on_target, target.endpoints(), large)
     assert target.counters()["malformed"] >= 1
 
 
@@ -235,12 +235,7 @@ def test_an_ipc_address_that_somebody_has_is_refused_and_stays_his(world, ends, 
     target, on_target = ends.new_target(f"ipc://{tmp_path}/kv", layout=large)
     with pytest.raises(BindRefused, match="somebody listens there"):
         ZmqTargetTransport(ZmqOptions(block_bytes=64), [f"ipc://{tmp_path}/kv"])
-    source, on_source = ends.new_source(layout=large)
-    ticket = world.ticket(layout=large)
-    target.expect(ticket)
-    sent = send_all(world, source, ticket, target.endpoints(), large)
-    assert receive_all(target, on_target, ticket, large) == sent
-    on_source.wait("Committed", ticket)
+    assert_receives(world, ends, target, on_target, target.endpoints(), large)
 
 
 def test_an_ipc_address_that_a_dead_process_left_is_taken_over(tmp_path):

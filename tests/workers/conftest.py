@@ -154,6 +154,23 @@ class Bench:
     def hand_off(self, ticket, endpoints=("mem://d",)):
         return HandOff(ticket=ticket, sealed=seal(ticket, KEY), endpoints=tuple(endpoints))
 
+    def split(self, order, constraint=lambda: ()):
+        """The prompt at one worker, the rest at the other. constraint: makes what an order's guide allows, anew for
+        each."""
+        ticket = self.ticket(order)
+        self.d.worker.reserve("g", order, ticket, *constraint())
+        self.p.worker.submit("g", order, self.hand_off(ticket), *constraint())
+
+    def alone(self, order, constraint=lambda: (), gateway="g"):
+        """All of it at the worker that generates."""
+        self.d.worker.reserve(gateway, order, None, *constraint())
+
+    def token_ids(self, choice=0):
+        """Of one choice, as both workers have said it, in order."""
+        said = [each for side in (self.p, self.d) for _, each in side.heard if isinstance(each, TokenReport)]
+        mine = sorted((each.position, each.token_id) for each in said if each.choice == choice)
+        return [token for _, token in mine]
+
     def turn(self, turns=1, step_s=0.01):
         for _ in range(turns):
             self.p.turn()
@@ -161,9 +178,13 @@ class Bench:
             self.now += step_s
 
     def settle(self):
-        """Until both engines are idle and nothing is owned; fails when that takes longer than ten leases."""
+        """Until both engines are idle and nothing is owned."""
+        self.until(lambda: self.p.owns_nothing() and self.d.owns_nothing() and self.idle())
+
+    def until(self, holds):
+        """Fails when that takes longer than ten leases."""
         end = self.now + 10.0
-        while not (self.p.owns_nothing() and self.d.owns_nothing() and self.idle()):
+        while not holds():
             assert self.now < end, (self.p.worker.ledger(), self.d.worker.ledger())
             self.turn()
 

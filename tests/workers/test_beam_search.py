@@ -32,7 +32,7 @@ def tiny_model() -> Iterator[transformers.LlamaForCausalLM]:
         num_key_value_heads=2,
         max_position_embeddings=64,
     )
-    model = transformers.LlamaForCausalLM(config).eval()
+    model = transformers.LlamaForCausalLM(config)
     with torch.no_grad():
         for parameter in model.parameters():
             parameter.mul_(1.7)

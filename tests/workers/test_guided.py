@@ -7,7 +7,6 @@ import pytest
 from decode_worker.policy import DecodePolicy
 from engine.cache.swap_space import SwapSpace
 from service.orders import Choice
-from service.reports import TokenReport
 from tests.fakes.constraints import END, Odd, follows
 from tests.fakes.forcing_policy import Forcing
 from tests.workers.conftest import Bench
@@ -26,20 +25,11 @@ def odd(order, **limits):
 
 
 def split(bench, order, **limits):
-    ticket = bench.ticket(order)
-    bench.d.worker.reserve("g", order, ticket, odd(order, **limits))
-    bench.p.worker.submit("g", order, bench.hand_off(ticket), odd(order, **limits))
+    bench.split(order, lambda: (odd(order, **limits),))
 
 
 def alone(bench, order, **limits):
-    bench.d.worker.reserve("g", order, None, odd(order, **limits))
-
-
-def told(bench, choice=0):
-    reports = [each for side in (bench.p, bench.d) for _, each in side.heard if isinstance(each, TokenReport)]
-    return [
-        each.token_id for each in sorted(reports, key=lambda each: each.position) if each.choice == choice
-    ]
+    bench.alone(order, lambda: (odd(order, **limits),))
 
 
 def answer(order, begin=split, bench=None, **limits):
@@ -47,7 +37,7 @@ def answer(order, begin=split, bench=None, **limits):
     begin(bench, order, **limits)
     bench.settle()
     assert bench.p.worker.tokens().balanced() and bench.d.worker.tokens().balanced()
-    return told(bench)
+    return bench.token_ids()
 
 
 @pytest.mark.parametrize("way", WAYS)
@@ -80,7 +70,7 @@ def test_each_of_three_choices_is_what_it_would_be_by_itself(order_of, begin):
     begin(bench, order)
     bench.settle()
     singles = [answer(replace(order, choices=(Choice(index=0, seed=seed),))) for seed in seeds]
-    assert [told(bench, number) for number in range(3)] == singles
+    assert [bench.token_ids(number) for number in range(3)] == singles
     assert len(set(map(tuple, singles))) == 3
 
 
@@ -102,13 +92,12 @@ def test_an_answer_that_cannot_go_on_ends_by_its_cause_and_gives_everything_back
         max_tokens=30, choices=(Choice(index=0, seed=1), Choice(index=1, seed=2)), temperature=1.0
     )
     begin(bench, order, dead_end=dead_end)
-    while not (ends := bench.p.ends() + bench.d.ends()):
-        bench.turn()
-    assert {cause for _, _, cause in ends} == {"GUIDE_FAILED"}
+    bench.until(lambda: bench.p.ends() + bench.d.ends())
+    assert {cause for _, _, cause in bench.p.ends() + bench.d.ends()} == {"GUIDE_FAILED"}
     for side in (bench.p, bench.d):
         side.worker.cancel("g", order.key)
     bench.settle()
-    assert len(told(bench)) == dead_end
+    assert len(bench.token_ids()) == dead_end
     begin(bench, replace(order, key=order.key._replace(request_id="next")))
     bench.settle()
     assert bench.p.worker.tokens().balanced() and bench.d.worker.tokens().balanced()
@@ -120,7 +109,6 @@ def test_a_first_token_outside_the_guide_ends_the_answer_where_it_was_handed_ove
     ticket = bench.ticket(order)
     bench.d.worker.reserve("g", order, ticket, odd(order, dead_end=0))
     bench.p.worker.submit("g", order, bench.hand_off(ticket), odd(order))
-    while not bench.d.ends():
-        bench.turn()
+    bench.until(bench.d.ends)
     assert bench.d.ends() == [("r", 1, "GUIDE_FAILED")]
     bench.settle()

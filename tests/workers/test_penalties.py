@@ -3,9 +3,9 @@
 import pytest
 
 from service.orders import Choice
-from service.reports import TokenReport
 from tests.fakes.hash_model import golden
 from tests.simulation import oracle
+from tests.workers.conftest import Bench
 
 PROMPT = (5, 9, 5, 2, 61, 33, 9)
 COUNT = 40
@@ -31,23 +31,7 @@ def right(seed, temperature, **asked):
     return list(oracle.answer(PROMPT, **ends, **how, penalties=penalties).tokens)
 
 
-def split(bench, order):
-    ticket = bench.ticket(order)
-    bench.d.worker.reserve("g", order, ticket)
-    bench.p.worker.submit("g", order, bench.hand_off(ticket))
-
-
-def alone(bench, order):
-    bench.d.worker.reserve("g", order, None)
-
-
-def told(bench, choice=0):
-    reports = [each for side in (bench.p, bench.d) for _, each in side.heard if isinstance(each, TokenReport)]
-    mine = sorted((each.position, each.token_id) for each in reports if each.choice == choice)
-    return [token for _, token in mine]
-
-
-@pytest.mark.parametrize("way", [split, alone])
+@pytest.mark.parametrize("way", [Bench.split, Bench.alone])
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
 @pytest.mark.parametrize("emitted", [0, 1, 2, 5, 38])
 def test_an_answer_is_the_right_one_from_wherever_it_is_gone_on_with(
@@ -64,15 +48,15 @@ def test_an_answer_is_the_right_one_from_wherever_it_is_gone_on_with(
     )
     way(bench, order)
     bench.settle()
-    assert told(bench) == expected[emitted:]
+    assert bench.token_ids() == expected[emitted:]
 
 
-@pytest.mark.parametrize("way", [split, alone])
+@pytest.mark.parametrize("way", [Bench.split, Bench.alone])
 def test_each_of_three_choices_is_what_its_seed_gives_alone(bench, order_of, way):
     choices = tuple(Choice(index=number, seed=seed) for number, seed in enumerate(SEEDS))
     way(bench, order_of(prompt=PROMPT, max_tokens=COUNT, temperature=1.0, choices=choices, **ASKED))
     bench.settle()
-    answers = [told(bench, number) for number in range(3)]
+    answers = [bench.token_ids(number) for number in range(3)]
     assert answers == [right(seed, 1.0, **ASKED) for seed in SEEDS]
     assert len(set(map(tuple, answers))) == 3
 
@@ -80,10 +64,10 @@ def test_each_of_three_choices_is_what_its_seed_gives_alone(bench, order_of, way
 @pytest.mark.parametrize("asked", ASKED)
 def test_every_one_of_them_is_heeded(bench, order_of, asked):
     only = {**OFF, asked: ASKED[asked]}
-    split(bench, order_of(prompt=PROMPT, max_tokens=COUNT, **only))
+    bench.split(order_of(prompt=PROMPT, max_tokens=COUNT, **only))
     bench.settle()
-    assert told(bench) == right(0, 0.0, **only)
-    assert told(bench) != golden(PROMPT, COUNT)
+    assert bench.token_ids() == right(0, 0.0, **only)
+    assert bench.token_ids() != golden(PROMPT, COUNT)
 
 
 OFF = {"presence_penalty": 0.0, "frequency_penalty": 0.0, "repetition_penalty": 1.0, "logit_bias": ()}

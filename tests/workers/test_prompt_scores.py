@@ -11,7 +11,6 @@ from engine.distribution import logprobs_of
 from service.orders import Choice
 from service.reports import PromptReport, ReservedReport, TokenReport
 from tests.fakes.hash_model import golden, logits_for
-from tests.workers.test_prompts_here import alone, split
 
 SCOPE = b"s" * 16
 WIDE = 3
@@ -68,10 +67,10 @@ def test_both_ways_tell_the_same_and_answer_as_ever(bench_of, order_of, wish, le
     fields = {"prompt": prompt, "max_tokens": 5, "logprobs": 2, "cache_scope": SCOPE, **wish}
     order = order_of(**fields, prompt_logprobs=WIDE)
     apart, here, plain = bench_of(), bench_of(), bench_of()
-    alone(plain, order_of(**fields))
-    alone(here, order)
+    plain.alone(order_of(**fields))
+    here.alone(order)
     if order.goes_on():
-        split(apart, order)
+        apart.split(order)
     else:
         apart.p.worker.submit("g", order, None)
     for bench in (apart, here, plain):
@@ -96,7 +95,7 @@ def test_row_73_cold_and_warm_tell_the_same_full_list(bench, order_of):
         wish = {"prompt": prompt, "max_tokens": 3, "cache_scope": SCOPE, "prompt_logprobs": WIDE}
         handed_over(bench, order_of(f"apart{number}", **wish))
         bench.settle()
-        alone(bench, order_of(f"here{number}", **wish))
+        bench.alone(order_of(f"here{number}", **wish))
         bench.settle()
     lists = [told(bench.p, f"apart{number}") for number in range(2)]
     lists += [told(bench.d, f"here{number}") for number in range(2)]
@@ -112,9 +111,9 @@ def test_row_73_cold_and_warm_tell_the_same_full_list(bench, order_of):
 
 def test_what_it_computes_others_find(bench, order_of):
     prompt = tuple(range(1, 20))
-    alone(bench, order_of("first", prompt=prompt, cache_scope=SCOPE, prompt_logprobs=0))
+    bench.alone(order_of("first", prompt=prompt, cache_scope=SCOPE, prompt_logprobs=0))
     bench.settle()
-    alone(bench, order_of("second", prompt=prompt, cache_scope=SCOPE))
+    bench.alone(order_of("second", prompt=prompt, cache_scope=SCOPE))
     bench.settle()
     cached = {
         each.key.request_id: each.cached_tokens
@@ -126,7 +125,7 @@ def test_what_it_computes_others_find(bench, order_of):
 
 def test_blocks_that_the_target_holds_are_not_sent_to_it_all_the_same(bench, order_of):
     prompt = tuple(range(1, 20))
-    alone(bench, order_of("first", prompt=prompt, max_tokens=4, cache_scope=SCOPE))
+    bench.alone(order_of("first", prompt=prompt, max_tokens=4, cache_scope=SCOPE))
     bench.settle()
     assert handed_over(bench, order_of(prompt=prompt, cache_scope=SCOPE, prompt_logprobs=WIDE)) == 4
     bench.settle()
@@ -137,19 +136,19 @@ def test_blocks_that_the_target_holds_are_not_sent_to_it_all_the_same(bench, ord
 def test_a_second_attempt_tells_them_again(bench, order_of):
     prompt = tuple(range(1, 20))
     order = order_of(prompt=prompt, prompt_logprobs=WIDE)
-    split(bench, order)
+    bench.split(order)
     bench.turn(2)
     assert 0 < len(told(bench.p)) < len(prompt) - 1
     again = replace(order, key=order.key._replace(attempt=2))
-    split(bench, again)
+    bench.split(again)
     bench.settle()
     assert values(told(bench.p, attempt=2)) == right(prompt)
 
 
 def test_nothing_is_told_after_an_attempt_was_cancelled(bench, order_of):
     order = order_of(prompt=tuple(range(1, 40)), prompt_logprobs=WIDE)
-    split(bench, order)
-    alone(bench, order_of("here", prompt=tuple(range(1, 40)), prompt_logprobs=WIDE))
+    bench.split(order)
+    bench.alone(order_of("here", prompt=tuple(range(1, 40)), prompt_logprobs=WIDE))
     bench.turn(2)
     for side, key in ((bench.p, order.key), (bench.d, order.key._replace(request_id="here"))):
         side.worker.cancel("g", key)

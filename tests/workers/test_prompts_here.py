@@ -19,16 +19,6 @@ SCOPE = b"s" * 16
 CHOICES = tuple(Choice(index=number, seed=seed) for number, seed in enumerate((11, 22, 33)))
 
 
-def alone(bench, order, gateway="g"):
-    bench.d.worker.reserve(gateway, order, None)
-
-
-def split(bench, order):
-    ticket = bench.ticket(order)
-    bench.d.worker.reserve("g", order, ticket)
-    bench.p.worker.submit("g", order, bench.hand_off(ticket))
-
-
 def told(bench, request_id="r", attempt=1):
     """What both workers have said of a request's tokens, choice by choice and in order."""
     reports = [
@@ -68,10 +58,10 @@ def test_the_answer_is_bit_by_bit_what_two_workers_give(bench_of, order_of, wish
     )
     apart, here = bench_of(), bench_of()
     if order.goes_on():
-        split(apart, order)
+        apart.split(order)
     else:
         apart.p.worker.submit("g", order, None)
-    alone(here, order)
+    here.alone(order)
     apart.settle()
     here.settle()
     assert told(here) == told(apart) != []
@@ -79,7 +69,7 @@ def test_the_answer_is_bit_by_bit_what_two_workers_give(bench_of, order_of, wish
 
 
 def test_it_says_what_a_source_would_say_before_it_says_that_it_owns_the_sequence(bench, order_of):
-    alone(bench, order_of(choices=CHOICES, temperature=1.0))
+    bench.alone(order_of(choices=CHOICES, temperature=1.0))
     bench.settle()
     reports = [report for _, report in bench.d.heard]
     adopted = next(at for at, each in enumerate(reports) if isinstance(each, AdoptedReport))
@@ -90,7 +80,7 @@ def test_it_says_what_a_source_would_say_before_it_says_that_it_owns_the_sequenc
 def test_what_is_cached_is_not_computed_and_is_told_with_the_first_token(bench, order_of):
     prompt = range(1, 12)
     for number in range(2):
-        alone(bench, order_of(f"r{number}", prompt=prompt, max_tokens=4, cache_scope=SCOPE))
+        bench.alone(order_of(f"r{number}", prompt=prompt, max_tokens=4, cache_scope=SCOPE))
         bench.settle()
     cached = [each.cached_tokens for _, _, each in told(bench, "r1")]
     assert cached == [8, 0, 0, 0]
@@ -101,7 +91,7 @@ def test_what_is_cached_is_not_computed_and_is_told_with_the_first_token(bench, 
 def test_a_prompt_that_another_is_computing_is_waited_for_and_shared(bench, order_of):
     prompt = range(1, 42)
     for number in range(2):
-        alone(bench, order_of(f"r{number}", prompt=prompt, max_tokens=4, cache_scope=SCOPE))
+        bench.alone(order_of(f"r{number}", prompt=prompt, max_tokens=4, cache_scope=SCOPE))
     bench.settle()
     assert told(bench, "r1")[0][2].cached_tokens == 40
     assert bench.d.tokens("r0") == bench.d.tokens("r1") == golden(list(prompt), 4)
@@ -109,7 +99,7 @@ def test_a_prompt_that_another_is_computing_is_waited_for_and_shared(bench, orde
 
 def test_what_it_computed_for_itself_it_takes_from_no_other_worker(bench, order_of):
     prompt = range(1, 12)
-    alone(bench, order_of("first", prompt=prompt, max_tokens=4, cache_scope=SCOPE))
+    bench.alone(order_of("first", prompt=prompt, max_tokens=4, cache_scope=SCOPE))
     bench.settle()
     order = order_of(prompt=prompt, max_tokens=4, cache_scope=SCOPE)
     ticket = bench.ticket(order)
@@ -122,10 +112,10 @@ def test_what_it_computed_for_itself_it_takes_from_no_other_worker(bench, order_
 
 
 def test_a_prompt_is_computed_in_chunks_and_the_others_generate_at_every_step(bench, order_of):
-    split(bench, order_of("stream", max_tokens=40))
+    bench.split(order_of("stream", max_tokens=40))
     while len(bench.d.tokens("stream")) < 3:
         bench.turn()
-    alone(bench, order_of("late", prompt=range(1, 81), max_tokens=3))
+    bench.alone(order_of("late", prompt=range(1, 81), max_tokens=3))
     while not bench.d.tokens("late"):
         before = len(bench.d.tokens("stream"))
         assert bench.d.worker.load(0).waiting_tokens > 0
@@ -139,7 +129,7 @@ def test_it_waits_for_blocks_and_a_seat_like_everybody_else(bench_of, order_of):
     bench = bench_of(blocks=12)
     orders = [order_of(f"r{number}", prompt=range(1, 18), max_tokens=4) for number in range(5)]
     for order in orders:
-        alone(bench, order)
+        bench.alone(order)
     load = bench.d.worker.load(0)
     assert (load.running_sequences, load.waiting_sequences, load.waiting_tokens) == (2, 3, 5 * 17)
     bench.settle()
@@ -150,7 +140,7 @@ def test_it_waits_for_blocks_and_a_seat_like_everybody_else(bench_of, order_of):
 def test_a_full_queue_refuses_it(bench_of, order_of):
     bench = bench_of(blocks=4)
     for number in range(10):
-        alone(bench, order_of(f"r{number}", max_tokens=9))
+        bench.alone(order_of(f"r{number}", max_tokens=9))
     assert bench.d.ends() == [("r9", 1, "EXHAUSTED")]
     bench.d.worker.drop("g")
     bench.settle()
@@ -161,7 +151,7 @@ def test_a_full_queue_refuses_it(bench_of, order_of):
 )
 def test_what_can_never_be_held_at_once_is_refused(bench_of, order_of, choices, blocks):
     bench = bench_of(blocks=blocks)
-    alone(bench, order_of(choices=choices, max_tokens=8))
+    bench.alone(order_of(choices=choices, max_tokens=8))
     assert bench.d.ends() == [("r", 1, "INVALID")]
 
 
@@ -175,7 +165,7 @@ LONG = {"prompt": range(1, 42), "max_tokens": 20}
 @pytest.mark.parametrize("how", ["cancel", "drop"])
 def test_one_that_leaves_at_any_moment_leaves_nothing(bench, order_of, turns, wish, how):
     order = order_of(**{**WISHES[wish], **LONG})
-    alone(bench, order)
+    bench.alone(order)
     bench.turn(turns)
     if how == "cancel":
         bench.d.worker.cancel("g", order.key)
@@ -191,11 +181,11 @@ def test_one_that_leaves_at_any_moment_leaves_nothing(bench, order_of, turns, wi
 
 @pytest.mark.parametrize("turns", TURNS)
 def test_a_newer_attempt_makes_it_void_at_any_moment(bench, order_of, turns):
-    alone(bench, order_of(**LONG))
+    bench.alone(order_of(**LONG))
     bench.turn(turns)
-    alone(bench, order_of(attempt=2))
-    alone(bench, order_of(attempt=2))
-    alone(bench, order_of(attempt=1))
+    bench.alone(order_of(attempt=2))
+    bench.alone(order_of(attempt=2))
+    bench.alone(order_of(attempt=1))
     bench.settle()
     assert bench.d.tokens(attempt=2) == golden(list(PROMPT), 6)
     counts = bench.d.worker.tokens()
@@ -205,11 +195,11 @@ def test_a_newer_attempt_makes_it_void_at_any_moment(bench, order_of, turns):
 @pytest.mark.parametrize("turns", TURNS)
 def test_another_gateway_can_neither_end_nor_take_it_over(bench, order_of, turns):
     order = order_of(**LONG)
-    alone(bench, order)
+    bench.alone(order)
     bench.turn(turns)
     bench.d.worker.cancel("thief", order.key)
     bench.d.worker.end_choice("thief", order.key, 0)
-    alone(bench, order, gateway="thief")
+    bench.alone(order, gateway="thief")
     bench.settle()
     assert bench.d.tokens() == golden(list(range(1, 42)), 20)
 
@@ -220,9 +210,9 @@ def test_a_choice_that_nobody_reads_any_more_ends_at_any_moment_and_the_others_d
 ):
     order = order_of(**{**WISHES["three choices"], **LONG})
     bench, whole = bench_of(), bench_of()
-    alone(whole, order)
+    whole.alone(order)
     whole.settle()
-    alone(bench, order)
+    bench.alone(order)
     bench.turn(turns)
     bench.d.worker.end_choice("g", order.key, 1)
     bench.settle()
@@ -234,7 +224,7 @@ def test_a_choice_that_nobody_reads_any_more_ends_at_any_moment_and_the_others_d
 
 def test_when_nobody_reads_any_choice_nothing_goes_on(bench, order_of):
     order = order_of(choices=CHOICES, max_tokens=20)
-    alone(bench, order)
+    bench.alone(order)
     for choice in CHOICES:
         bench.d.worker.end_choice("g", order.key, choice.index)
     bench.settle()
@@ -254,20 +244,20 @@ def test_one_that_is_given_up_before_its_first_token_comes_back_with_how_often(o
     """Its last token is left, and it looks like one that generates."""
     bench = bench_that_gives_up(computed + 1)
     order = order_of(prompt=range(1, computed + 2), max_tokens=9)
-    alone(bench, order)
+    bench.alone(order)
     bench.settle()
     (report,) = [each for _, each in bench.d.heard if isinstance(each, EndedReport)]
     assert (report.cause.name, report.preemptions) == ("PREEMPTED", 1)
     counts = bench.d.worker.tokens()
     assert counts.wasted == {Waste.PREEMPTED: computed} and counts.balanced()
-    alone(bench, replace(order, key=order.key._replace(attempt=2), preemptions=1))
+    bench.alone(replace(order, key=order.key._replace(attempt=2), preemptions=1))
     bench.settle()
     assert bench.d.tokens(attempt=2) == golden(list(range(1, computed + 2)), 9)
 
 
 def test_one_that_is_swapped_out_before_its_first_token_goes_on_by_itself(order_of):
     bench = bench_that_gives_up(4, swap_blocks=8)
-    alone(bench, order_of(prompt=range(1, 5), max_tokens=9))
+    bench.alone(order_of(prompt=range(1, 5), max_tokens=9))
     while not bench.d.core.swapping():
         bench.turn()
     assert bench.d.worker.load(0).running_sequences == 1
@@ -279,13 +269,13 @@ def test_one_that_is_swapped_out_before_its_first_token_goes_on_by_itself(order_
 def test_how_often_it_was_given_up_is_known_when_it_goes_on(order_of):
     bench = bench_that_gives_up(4, swap_blocks=8)
     bench.d.core._policy._lengths.append(7)
-    alone(bench, order_of(prompt=range(1, 5), max_tokens=9))
+    bench.alone(order_of(prompt=range(1, 5), max_tokens=9))
     bench.settle()
     assert bench.d.tokens() == golden([1, 2, 3, 4], 9)
     bench = bench_that_gives_up(4, swap_blocks=8)
     bench.d.core._policy._lengths.append(7)
     bench.d.core._swap = SwapSpace(bench.d.cache, 1)  # room for the prompt, not for more
-    alone(bench, order_of(prompt=range(1, 5), max_tokens=9))
+    bench.alone(order_of(prompt=range(1, 5), max_tokens=9))
     bench.settle()
     (report,) = [each for _, each in bench.d.heard if isinstance(each, EndedReport)]
     assert report.preemptions == 2

@@ -82,24 +82,17 @@ def find_compilers(commands: Sequence[str]) -> Iterator[Compiler]:
                 yield Compiler(command=words, version=answer.stdout)
 
 
-def find_compiler(commands: Sequence[str]) -> Compiler:
-    """The first of them. Raises NoCompiler when there is none."""
-    for compiler in find_compilers(commands):
-        return compiler
-    raise NoCompiler(f"no C++ compiler found: tried {', '.join(commands) or 'nothing'}")
-
-
 def built(
     cache_folder: Path, commands: Sequence[str], target: Sequence[str], progress: Progress = SILENT
 ) -> Path:
     """The library of the first compiler that can build it; without any, one that was built here when there was one.
 
-    Raises NoCompiler and OSError as `build`, for the first compiler."""
-    trouble: NoCompiler | None = None
+    Raises NoCompiler when there is none, else NoCompiler or OSError as `build`, for the first compiler."""
+    trouble: NoCompiler | OSError | None = None
     for compiler in find_compilers(commands):
         try:
             return build(cache_folder, compiler, target, progress)
-        except NoCompiler as error:
+        except (NoCompiler, OSError) as error:
             trouble = trouble or error
     earlier = _intact(cache_folder, f"kernels-{_key(target)}-*.so")
     if earlier is not None:
@@ -139,13 +132,13 @@ def _kept(fresh: Path, cache_folder: Path, name: str) -> Path:
 
 
 def _intact(cache_folder: Path, pattern: str) -> Path | None:
-    """The newest library of such a name whose bytes are those of its name. Others are removed where that is allowed."""
-    found = sorted(cache_folder.glob(pattern), key=lambda path: path.stat().st_mtime, reverse=True)
-    for library in found:
-        if library.stem.rpartition("-")[2] == _file_digest(library):
-            return library
-        with suppress(OSError):
-            library.unlink()
+    """A library of such a name whose bytes are those of its name. Others are removed where that is allowed."""
+    for library in sorted(cache_folder.glob(pattern)):
+        with suppress(FileNotFoundError):  # somebody else has removed it
+            if library.stem.rpartition("-")[2] == _file_digest(library):
+                return library
+            with suppress(PermissionError):
+                library.unlink()
     return None
 
 

@@ -5,6 +5,8 @@ import pytest
 from crossdock.client import Client, Generation
 from service.config import DEFAULT_MODEL
 
+pytestmark = pytest.mark.timeout(900)
+
 PROMPT = "The capital of France is"
 
 
