@@ -192,6 +192,7 @@ async def _serve(
         on_start=on_start,
         on_compute=_nothing if board is None else partial(board.compute, options.core_seat),
         on_rest=_nothing if board is None else partial(board.rest, options.core_seat),
+        chore=engine.cache.populate,
         inbox_actions_max=INBOX_ACTIONS_MAX,
     )
     # Until its first action it would pass for one without a free block.

@@ -23,6 +23,7 @@ class EngineLoop:
     on_step: gets what a step did. on_turn: called with the number of steps after each batch of actions and after
     each step, when everything that came of it is known. on_start: called first, on the step thread. on_rest: called
     when there is nothing to do, before it waits. on_compute: called before the first step, and the first after a rest.
+    chore: a little work that can wait, done when there is nothing else to do, until it returns that none is left.
     inbox_actions_max: posted actions that may wait at once. clock: seconds, monotonic."""
 
     def __init__(
@@ -36,6 +37,7 @@ class EngineLoop:
         on_start: Callable[[], None] = lambda: None,
         on_compute: Callable[[], None] = lambda: None,
         on_rest: Callable[[], None] = lambda: None,
+        chore: Callable[[], bool] = lambda: False,
         inbox_actions_max: int,
     ) -> None:
         self._core = core
@@ -46,6 +48,8 @@ class EngineLoop:
         self._on_start = on_start
         self._on_compute = on_compute
         self._on_rest = on_rest
+        self._chore = chore
+        self._chores_left = True
         self._inbox: deque[Callable[[], None]] = deque()
         self._inbox_actions_max = inbox_actions_max
         self._wake = threading.Condition()
@@ -128,9 +132,14 @@ class EngineLoop:
 
     def _await_due(self) -> bool:
         """False when it is time to end."""
+        if not self._over_or_due():
+            self._resting = True
+            self._on_rest()
+            while self._chores_left and not self._over_or_due():
+                self._chores_left = self._chore()
         with self._wake:
-            if not (self._stopping or self.due()):
-                self._resting = True
-                self._on_rest()
-                self._wake.wait_for(lambda: self._stopping or self.due())
+            self._wake.wait_for(self._over_or_due)
             return not self._stopping
+
+    def _over_or_due(self) -> bool:
+        return self._stopping or self.due()

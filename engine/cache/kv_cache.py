@@ -8,11 +8,16 @@ import torch
 
 from engine.cache.layout import KVLayout
 
+_MADV_POPULATE_WRITE = 23  # madvise(2), since Linux 5.14
+_POPULATED_AT_ONCE_BYTES = 2 << 20
+"""A large page: some milliseconds at most."""
+
 
 class KVCache:
     """[blocks, *layout.block_shape()] in the layout's dtype.
 
-    A block is one run of bytes. Memory is zero, and taken from the system only when it is first written.
+    A block is one run of bytes. Memory is zero, and taken from the system when it is populated or first written,
+    whichever comes first.
     """
 
     def __init__(self, layout: KVLayout, num_blocks: int) -> None:
@@ -23,6 +28,7 @@ class KVCache:
             memory.madvise(
                 mmap.MADV_HUGEPAGE
             )  # a few large pages: fewer faults, and faster reads across layers
+        self._memory, self._populated = memory, 0
         flat = torch.frombuffer(memory, dtype=layout.dtype)
         self._host = flat.view(num_blocks, *layout.block_shape())
         self.tensor = self._host
@@ -34,6 +40,19 @@ class KVCache:
             self._host[block].view(torch.uint8).reshape(-1).numpy()
         )
         return array.data
+
+    def populate(self) -> bool:
+        """Take some more memory from the system, in the order of the blocks, so that whoever writes it need not wait.
+        False when there is no more to take, or none is given."""
+        left = self.num_blocks * self.layout.block_bytes() - self._populated
+        if left <= 0:
+            return False
+        try:
+            self._memory.madvise(_MADV_POPULATE_WRITE, self._populated, min(left, _POPULATED_AT_ONCE_BYTES))
+        except OSError:  # an older system, or one without room: then by whoever writes first
+            return False
+        self._populated += _POPULATED_AT_ONCE_BYTES
+        return True
 
     def to_host(self, blocks: Sequence[int]) -> None:
         """Said before views of these blocks are read: what was computed is in host memory from now on. Here it is."""

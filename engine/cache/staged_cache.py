@@ -16,6 +16,10 @@ class StagedKVCache(KVCache):
         super().__init__(layout, num_blocks)
         self.tensor = torch.zeros((num_blocks, *layout.block_shape()), dtype=layout.dtype, device=device)
 
+    def populate(self) -> bool:
+        """Nothing: few blocks are ever handed over at once."""
+        return False
+
     def to_host(self, blocks: Sequence[int]) -> None:
         places = torch.tensor(list(blocks), dtype=torch.int64)
         self._host[places] = self.tensor[places.to(self.tensor.device)].cpu()

@@ -1,6 +1,7 @@
 """The layout of a block and its fingerprint; the bytes of all blocks."""
 
 import hashlib
+import resource
 from dataclasses import replace
 
 import pytest
@@ -102,3 +103,18 @@ def test_bytes_written_through_the_view_are_the_blocks_values(dtype):
 def test_a_block_that_does_not_exist_has_no_view(block):
     with pytest.raises(AssertionError):
         KVCache(LAYOUT, num_blocks=3).block_view(block)
+
+
+def test_memory_that_was_populated_is_there_before_it_is_written_and_zero_like_all_other():
+    cache = KVCache(LAYOUT, num_blocks=(24 << 20) // LAYOUT.block_bytes())
+    before, pieces = resident_bytes(), 0
+    while cache.populate():
+        pieces += 1
+    assert pieces == 12
+    assert resident_bytes() - before > 20 << 20
+    assert not cache.tensor.any()
+
+
+def resident_bytes() -> int:
+    with open("/proc/self/statm") as sizes:
+        return int(sizes.read().split()[1]) * resource.getpagesize()

@@ -36,7 +36,7 @@ class ScriptedCore:
 class Running:
     """A loop over a scripted core, and what it calls, in order."""
 
-    def __init__(self, inbox_actions_max=1000, start=True, on_start=lambda: None):
+    def __init__(self, inbox_actions_max=1000, start=True, on_start=lambda: None, chore=lambda: False):
         self.core, self.calls, self.crashes = ScriptedCore(), [], queue.Queue()
         self.cores = []
         self.loop = EngineLoop(
@@ -48,6 +48,7 @@ class Running:
             on_start=on_start,
             on_compute=lambda: self.cores.append("compute"),
             on_rest=lambda: self.cores.append("rest"),
+            chore=chore,
             inbox_actions_max=inbox_actions_max,
         )
         if start:
@@ -204,3 +205,39 @@ def test_stopping_ends_the_thread_whether_it_waits_or_works():
         running.loop.stop()
         assert running.core.work == work - running.core.steps > -1
         assert running.core.steps < 1_000_000
+
+
+def test_chores_are_done_at_rest_until_none_is_left_and_work_goes_before_the_next_one():
+    begun, go_on, left = queue.Queue(), queue.Queue(), iter([True, True, False])
+
+    def chore():
+        begun.put(None)
+        go_on.get(timeout=WAIT_S)
+        return next(left)
+
+    running = Running(chore=chore)
+    begun.get(timeout=WAIT_S)
+    running.loop.post(lambda: setattr(running.core, "work", 2))
+    go_on.put(None)  # the first chore ends with two steps to do
+    begun.get(timeout=WAIT_S)
+    assert running.core.steps == 2
+    for _ in range(2):
+        go_on.put(None)
+    begun.get(timeout=WAIT_S)
+    running.set(work=1)
+    running.loop.stop()
+    assert begun.empty() and running.core.steps == 3
+
+
+def test_a_loop_that_is_told_to_stop_leaves_its_chores():
+    done, stopping = [], threading.Event()
+
+    def chore():
+        done.append(None)
+        stopping.set()
+        return True
+
+    running = Running(chore=chore)
+    assert stopping.wait(WAIT_S)
+    running.loop.stop()
+    assert done and running.crashes.empty()
