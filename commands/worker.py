@@ -37,6 +37,7 @@ from service.guides import GuideRefused
 from service.machine import (
     KEPT_BYTES,
     bind_to_cores,
+    compute_in_long_slices,
     free_memory_bytes,
     give_way,
     keep_freed_memory,
@@ -139,7 +140,7 @@ def run(options: _Options, role: Role[_Options]) -> None:
     progress = Progress(readiness.loading, time.monotonic)
     before = other_threads()
     # The threads that compute are begun by the one that assembles, and make way as it does.
-    computing = ThreadPoolExecutor(1, initializer=partial(give_way, role.nice))
+    computing = ThreadPoolExecutor(1, initializer=partial(_compute_behind, role.nice))
     with computing, ThreadPoolExecutor(1) as reading:
         assembling = computing.submit(
             assemble, wishes, role.policy(options), memory_bytes=free_memory_bytes(), progress=progress
@@ -180,7 +181,7 @@ async def _serve(
 
     def on_start() -> None:
         engine_threads.start()
-        give_way(role.nice)
+        _compute_behind(role.nice)
         bind_to_cores(options.cores)
 
     loop = EngineLoop(
@@ -225,6 +226,12 @@ async def _serve(
         counts=lambda: {**worker.counts(), **_transfer_counts(transport, engine)},
     )
     await serve_worker(options, service)
+
+
+def _compute_behind(nice: int) -> None:
+    """This thread, and those that it starts, compute; whoever moves tokens or blocks goes first."""
+    give_way(nice)
+    compute_in_long_slices()
 
 
 def _nothing() -> None:
