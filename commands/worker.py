@@ -10,6 +10,7 @@ import time
 from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
+from dataclasses import replace
 from functools import partial
 from typing import Any, Protocol, TypeVar
 
@@ -102,6 +103,10 @@ class Role(Protocol[_Options_contra]):
         """Raises TransferError for what can be told of the transport before there is an engine."""
         ...
 
+    def recorded_rows(self, options: _Options_contra) -> int:
+        """See `EngineWishes`."""
+        ...
+
     def policy(self, options: _Options_contra) -> Policy: ...
 
     def transport(
@@ -136,7 +141,7 @@ def run(options: _Options, role: Role[_Options]) -> None:
     board = None if options.core_board is None else CoreBoard.open(options.core_board)
     cores = CoreShare(own=options.cores or (), board=options.core_board, seat=options.core_seat)
     model = resolve_model(options.model)
-    wishes = EngineWishes.of(options, model, cores)
+    wishes = replace(EngineWishes.of(options, model, cores), recorded_rows=role.recorded_rows(options))
     progress = Progress(readiness.loading, time.monotonic)
     before = other_threads()
     # The threads that compute are begun by the one that assembles, and make way as it does.

@@ -34,6 +34,9 @@ class DecodeRole:
         wishes = TransportWishes.of(options, advertised=options.kv_advertise)
         require_allowed(wishes, options.worker_id, options.kv_listen)
 
+    def recorded_rows(self, options: WorkerOptions) -> int:
+        return 0 if options.enforce_eager else options.max_num_seqs
+
     def policy(self, options: WorkerOptions) -> DecodePolicy:
         return DecodePolicy(budget_tokens=options.max_num_batched_tokens, seats=options.max_num_seqs)
 

@@ -11,6 +11,7 @@ from typing import Protocol, Self
 
 import torch
 
+from engine.batch import ModelRunner
 from engine.cache.block_pool import BlockPool
 from engine.cache.kv_cache import KVCache
 from engine.cache.layout import KVLayout
@@ -24,10 +25,11 @@ from engine.kernels.select import choose_backend
 from engine.model.architecture import ModelConfig
 from engine.model.config import read_config
 from engine.model.load import load_model
-from engine.model.transformer import Quantization
+from engine.model.transformer import Quantization, Transformer
 from engine.model.weights import model_digest
 from engine.policy import Policy
 from engine.progress import SILENT, Progress
+from engine.recorded_runner import RecordedRunner
 from engine.runner import TransformerRunner
 from engine.sampling import Sampler
 
@@ -81,7 +83,8 @@ class EngineWishes:
 
     device: auto, cpu or cuda. dtype: of the weights; kv_dtype: of the cache. max_model_len: tokens. num_blocks goes
     before kv_bytes, and that before kv_share, which is of the device's free memory, in (0, 1]. swap_bytes: of host
-    memory for sequences that are given up.
+    memory for sequences that are given up. recorded_rows: up to so many sequences that all generate, a step is recorded
+    where the device can replay it; 0: none is.
     """
 
     model: Path
@@ -98,6 +101,7 @@ class EngineWishes:
     swap_bytes: int = 0
     kv_share: float | None = None
     caching: bool = True
+    recorded_rows: int = 0
 
     @classmethod
     def of(cls, flags: EngineFlags, model: Path, cores: CoreShare = ANY_CORES) -> Self:
@@ -179,7 +183,7 @@ def assemble(
     core = EngineCore(
         pool=BlockPool(num_blocks),
         block_size=layout.block_size,
-        runner=TransformerRunner(model, cache),
+        runner=_runner(model, cache, wishes.recorded_rows, progress),
         sampler=Sampler(),
         policy=policy,
         caching=wishes.caching,
@@ -200,6 +204,18 @@ def assemble(
         note=chosen.note,
         borrowed_s=backend.borrowed_s,
     )
+
+
+def _runner(model: Transformer, cache: KVCache, recorded_rows: int, progress: Progress) -> ModelRunner:
+    """One that replays steps, on a device that can."""
+    if recorded_rows == 0 or cache.tensor.device.type != "cuda":
+        return TransformerRunner(model, cache)
+    from engine.kernels.triton.graphs import CudaGraphs
+
+    blocks_max = min(cache.num_blocks, cache.layout.blocks_for(model.max_model_len))
+    runner = RecordedRunner(model, cache, CudaGraphs(), rows_max=recorded_rows, blocks_max=blocks_max)
+    runner.record_all(progress)
+    return runner
 
 
 def _quantization(wishes: EngineWishes) -> Quantization:

@@ -33,6 +33,10 @@ class PrefillRole:
     def require_allowed(self, options: WorkerOptions) -> None:
         require_allowed(TransportWishes.of(options), options.worker_id)
 
+    def recorded_rows(self, options: WorkerOptions) -> int:
+        """It generates first tokens only."""
+        return 0
+
     def policy(self, options: WorkerOptions) -> PrefillPolicy:
         return PrefillPolicy(budget_tokens=options.max_num_batched_tokens, seats=options.max_num_seqs)
 

@@ -121,6 +121,9 @@ class EngineOptions(ModelOptions):
         0, description="bytes of host memory for sequences whose blocks are needed, for example 4GiB; 0: none"
     )
     enable_prefix_caching: bool = Field(True, description="keep computed prefixes for later requests")
+    enforce_eager: bool = Field(
+        False, description="on a GPU, launch each kernel of a decode step by itself: no CUDA graphs"
+    )
     threads: int | None = Field(
         None,
         ge=1,
