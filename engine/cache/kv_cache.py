@@ -7,6 +7,7 @@ import numpy as np
 import torch
 
 from engine.cache.layout import KVLayout
+from engine.collective import WHOLE, Share
 
 _MADV_POPULATE_WRITE = 23  # madvise(2), since Linux 5.14
 _POPULATED_AT_ONCE_BYTES = 2 << 20
@@ -14,16 +15,19 @@ _POPULATED_AT_ONCE_BYTES = 2 << 20
 
 
 class KVCache:
-    """[blocks, *layout.block_shape()] in the layout's dtype.
+    """[blocks, *layout.block_shape()] in the layout's dtype; `tensor` is what a rank computes with: its own heads.
 
-    A block is one run of bytes. Memory is zero, and taken from the system when it is populated or first written,
-    whichever comes first.
+    A block is one run of bytes, of all heads. Memory is zero, and taken from the system when it is populated or first
+    written, whichever comes first.
     """
 
-    def __init__(self, layout: KVLayout, num_blocks: int) -> None:
+    def __init__(
+        self, layout: KVLayout, num_blocks: int, memory: mmap.mmap | None = None, share: Share = WHOLE
+    ) -> None:
+        """memory: zero, of as many bytes, that other ranks see too; it is kept. None: some of its own."""
         self.layout = layout
         self.num_blocks = num_blocks
-        memory = mmap.mmap(-1, num_blocks * layout.block_bytes())
+        memory = memory or mmap.mmap(-1, num_blocks * layout.block_bytes())
         if hasattr(mmap, "MADV_HUGEPAGE"):
             memory.madvise(
                 mmap.MADV_HUGEPAGE
@@ -31,7 +35,7 @@ class KVCache:
         self._memory, self._populated = memory, 0
         flat = torch.frombuffer(memory, dtype=layout.dtype)
         self._host = flat.view(num_blocks, *layout.block_shape())
-        self.tensor = self._host
+        self._own = self.tensor = self._host[..., share.of(layout.kv_heads), :]
 
     def block_view(self, block: int) -> memoryview:
         """The block's bytes in host memory, writable, without a copy. See to_host and from_host."""

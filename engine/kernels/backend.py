@@ -10,6 +10,8 @@ from typing import Protocol, TypeAlias
 
 import torch
 
+from engine.collective import ALONE, Collective
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AttentionMeta:
@@ -97,7 +99,8 @@ class LayerWeights:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DecoderWeights:
-    """A dense decoder, packed by the backend that is to compute it.
+    """A dense decoder, packed by the backend that is to compute it, or the share of one that a rank has: some of the
+    heads, and of each linear's outputs as many as all others have of it.
 
     embedding: [vocab, hidden] in the backend's dtype. heads: a multiple of kv_heads. cos, sin: float32
     [max positions, head_dim / 2], halves layout (as Hugging Face). scale: of the products of queries and keys. What is
@@ -125,9 +128,9 @@ class Decoder(Protocol):
     ) -> torch.Tensor:
         """Compute all rows, write their KV, and return the logits of the chosen ones.
 
-        token_ids: int64 [T], T >= 1, in [0, vocab). kv: the whole cache [blocks, layers, 2, block_size, kv_heads,
-        head_dim + scale_elements], rounded to its dtype: float32, bfloat16 or int8. rows: int64 [n], each in [0, T),
-        n <= T. Tensors are contiguous.
+        token_ids: int64 [T], T >= 1, in [0, vocab). kv: the cache of these heads [blocks, layers, 2, block_size,
+        kv_heads, head_dim + scale_elements], rounded to its dtype: float32, bfloat16 or int8. rows: int64 [n], each in
+        [0, T), n <= T. Tensors are contiguous; the cache of a share may be a view of one with all heads.
         Returns a new float32 [n, vocab], in the order of rows.
         """
         ...
@@ -161,6 +164,7 @@ class Backend(Protocol):
         GROUP of inputs; the argument is not kept."""
         ...
 
-    def decoder(self, weights: DecoderWeights) -> Decoder:
-        """A decoder of weights that this backend packed; they are kept."""
+    def decoder(self, weights: DecoderWeights, collective: Collective = ALONE) -> Decoder:
+        """A decoder of weights that this backend packed; they are kept. collective: of the ranks that each have a share
+        of them; `weights` are those of this one."""
         ...

@@ -8,6 +8,7 @@ from typing import Protocol
 
 import torch
 
+from engine.collective import ALONE, Collective
 from engine.kernels.backend import AttentionMeta, DecoderWeights, LayerWeights, PackedLinear
 
 
@@ -68,16 +69,21 @@ class Operations(Protocol):
 
 
 class ComposedDecoder:
-    """See kernels.backend.Decoder."""
+    """See kernels.backend.Decoder. Of several ranks each computes some outputs of every linear, and some heads; before
+    the next linear they are put together. So every sum is computed whole, by one rank, and no bit depends on how many
+    ranks there are."""
 
-    def __init__(self, weights: DecoderWeights, operations: Operations) -> None:
+    def __init__(
+        self, weights: DecoderWeights, operations: Operations, collective: Collective = ALONE
+    ) -> None:
         self._weights = weights
         self._operations = operations
+        self._collective = collective
 
     def forward(
         self, token_ids: torch.Tensor, kv: torch.Tensor, meta: AttentionMeta, rows: torch.Tensor
     ) -> torch.Tensor:
-        weights, operations = self._weights, self._operations
+        weights, operations, whole = self._weights, self._operations, self._whole
         x = weights.embedding[token_ids].float()
         residual, last = torch.zeros_like(x), len(weights.layers) - 1
         for index, layer in enumerate(weights.layers):
@@ -86,9 +92,11 @@ class ComposedDecoder:
             if index == last:  # nobody looks at the others any more
                 x, residual = x[rows], residual[rows]
             x = operations.add_rms_norm(x, residual, layer.post_norm, weights.eps)
-            x = operations.linear(operations.silu_mul(operations.linear(x, layer.gate_up)), layer.down)
+            x = whole(operations.silu_mul(operations.linear(x, layer.gate_up)))
+            x = whole(operations.linear(x, layer.down))
         x = operations.add_rms_norm(x, residual, weights.final_norm, weights.eps)
-        return operations.linear(x, weights.head)
+        # Where the vocabulary cannot be shared evenly, what is behind its end belongs to no token.
+        return whole(operations.linear(x, weights.head))[:, : weights.embedding.shape[0]].contiguous()
 
     def _attention(
         self, layer: LayerWeights, index: int, x: torch.Tensor, kv: torch.Tensor, meta: AttentionMeta
@@ -98,7 +106,15 @@ class ComposedDecoder:
         operations.rotary(q, k, meta.positions, weights.cos, weights.sin)
         operations.write_kv(kv, index, k, v, meta.slots)
         mixed = operations.attention(q, kv, index, meta, weights.scale, layer.window)
-        return operations.linear(mixed.flatten(1), layer.output)
+        return self._whole(operations.linear(self._whole(mixed.flatten(1)), layer.output))
+
+    def _whole(self, x: torch.Tensor) -> torch.Tensor:
+        """float32 [T, n] of each rank, side by side."""
+        return (
+            self._collective.all_gather(x)
+            if x.shape[0]
+            else x.new_empty(0, self._collective.share.size * x.shape[1])
+        )
 
     def _heads(
         self, layer: LayerWeights, qkv: torch.Tensor

@@ -11,6 +11,7 @@ from itertools import pairwise
 
 import torch
 
+from engine.collective import ALONE, Collective
 from engine.kernels.backend import (
     GROUP,
     AttentionMeta,
@@ -79,8 +80,8 @@ class ReferenceBackend:
             quantized=True,
         )
 
-    def decoder(self, weights: DecoderWeights) -> Decoder:
-        return ComposedDecoder(weights, self)
+    def decoder(self, weights: DecoderWeights, collective: Collective = ALONE) -> Decoder:
+        return ComposedDecoder(weights, self, collective)
 
     def linear(self, x: torch.Tensor, linear: PackedLinear) -> torch.Tensor:
         assert isinstance(linear, PlainWeight), linear

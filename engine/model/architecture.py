@@ -92,3 +92,10 @@ class ModelConfig:
         for token_id in (*self.eos_token_ids, self.bos_token_id or 0):
             if not 0 <= token_id < self.vocab_size:
                 raise ModelError(f"special token {token_id} is outside the vocabulary of {self.vocab_size}")
+
+    def require_shares(self, ranks: int) -> None:
+        """Raises ModelError for numbers that so many ranks cannot share evenly. The vocabulary need not be."""
+        names = ("heads", "kv_heads", "hidden_size", "intermediate_size")
+        odd = [f"{name} {count}" for name in names if (count := getattr(self, name)) % ranks]
+        if odd:
+            raise ModelError(f"tensor_parallel_size {ranks} does not divide the model's {', '.join(odd)}")

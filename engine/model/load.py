@@ -5,6 +5,7 @@ Called once per process, by whoever builds an engine. Never keeps a file open, n
 
 from pathlib import Path
 
+from engine.collective import ALONE, Collective
 from engine.errors import ModelError
 from engine.kernels.backend import Backend
 from engine.model.config import naming_model
@@ -19,8 +20,9 @@ def load_model(
     max_model_len: int,
     quantization: Quantization = Quantization.NONE,
     progress: Progress = SILENT,
+    collective: Collective = ALONE,
 ) -> Transformer:
-    """Read, check and pack a Hugging Face folder or a GGUF file.
+    """Read, check and pack a Hugging Face folder or a GGUF file, or a rank's share of it.
 
     max_model_len: most positions of a sequence, in [1, the model's own limit]. Raises ModelError with one
     line that names the path.
@@ -29,4 +31,4 @@ def load_model(
     with naming_model(path):
         if not 1 <= max_model_len <= config.max_position:
             raise ModelError(f"max_model_len {max_model_len} is outside [1, {config.max_position}]")
-        return Transformer(config, weights, backend, max_model_len, quantization, progress)
+        return Transformer(config, weights, backend, max_model_len, quantization, progress, collective)

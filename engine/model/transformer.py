@@ -10,6 +10,7 @@ from enum import Enum
 
 import torch
 
+from engine.collective import ALONE, Collective, Share
 from engine.errors import ModelError
 from engine.kernels.backend import (
     GROUP,
@@ -39,7 +40,7 @@ class Quantization(Enum):
 
 
 class Transformer:
-    """A model on one backend. max_model_len: positions that its rotary tables cover."""
+    """A model on one backend, or a rank's share of it. max_model_len: positions that its rotary tables cover."""
 
     def __init__(
         self,
@@ -49,12 +50,16 @@ class Transformer:
         max_model_len: int,
         quantization: Quantization = Quantization.NONE,
         progress: Progress = SILENT,
+        collective: Collective = ALONE,
     ) -> None:
-        """Packs every weight; `weights` is not kept. Raises ModelError when a weight is not finite."""
+        """Packs every weight; `weights` is not kept. Raises ModelError when a weight is not finite, and when so many
+        ranks cannot share the model."""
+        share = collective.share
+        config.require_shares(share.size)
         self.config = config
         self.backend = backend
         self.max_model_len = max_model_len
-        packer = _Packer(weights, backend, quantization)
+        packer = _Packer(weights, backend, quantization, share)
         layers = progress.over(range(config.layers), "loading layer", config.layers)
         cos, sin = rope_tables(config, max_model_len)
         packed = DecoderWeights(
@@ -62,15 +67,15 @@ class Transformer:
             layers=tuple(_pack_layer(packer, config, layer) for layer in layers),
             final_norm=packer.norm(FINAL_NORM),
             head=packer.product((EMBEDDING if config.tie_word_embeddings else HEAD,), None),
-            heads=config.heads,
-            kv_heads=config.kv_heads,
+            heads=config.heads // share.size,
+            kv_heads=config.kv_heads // share.size,
             head_dim=config.head_dim,
             eps=config.rms_norm_eps,
             scale=1.0 / math.sqrt(config.head_dim),
             cos=cos,
             sin=sin,
         )
-        self._decoder = backend.decoder(packed)
+        self._decoder = backend.decoder(packed, collective)
 
     def forward(
         self, token_ids: torch.Tensor, kv: torch.Tensor, meta: AttentionMeta, rows: torch.Tensor
@@ -80,15 +85,17 @@ class Transformer:
 
 
 class _Packer:
-    """Reads checked tensors and packs them, several side by side where they share an input.
+    """Reads checked tensors and packs them, several side by side where they share an input: of each linear the outputs
+    that are this rank's.
 
     What `read` returns may lie in a mapped file, and is copied before it is kept.
     """
 
-    def __init__(self, weights: Weights, backend: Backend, quantization: Quantization) -> None:
+    def __init__(self, weights: Weights, backend: Backend, quantization: Quantization, share: Share) -> None:
         self._weights = weights
         self._backend = backend
         self._quantization = quantization
+        self._share = share
 
     def read(self, name: str) -> torch.Tensor:
         tensor = self._weights.read(name)
@@ -101,7 +108,7 @@ class _Packer:
 
     def linear(self, *names: str, bias: bool) -> PackedLinear:
         """One linear whose outputs are those of the named ones, in order."""
-        biases = torch.cat([self.read(f"{name}.bias") for name in names]) if bias else None
+        biases = torch.cat([self._outputs(f"{name}.bias") for name in names]) if bias else None
         return self.product(tuple(f"{name}.weight" for name in names), biases)
 
     def product(self, names: tuple[str, ...], bias: torch.Tensor | None) -> PackedLinear:
@@ -109,31 +116,45 @@ class _Packer:
         quantized = self._quantized(names)
         if quantized is not None:
             return self._backend.pack_quantized(quantized, bias)
-        return self._backend.pack(torch.cat([self.read(name) for name in names]), bias)
+        return self._backend.pack(torch.cat([self._outputs(name) for name in names]), bias)
+
+    def _outputs(self, name: str) -> torch.Tensor:
+        return _own(self.read(name), self._share)
 
     def _quantized(self, names: tuple[str, ...]) -> QuantizedWeight | None:
         match self._quantization:
             case Quantization.NONE:
                 return None
             case Quantization.STORED:
-                return _joined(names, [self._weights.quantized(name) for name in names])
-        weight = torch.cat([self.read(name) for name in names])
+                return _joined(names, [self._weights.quantized(name) for name in names], self._share)
+        weight = torch.cat([self._outputs(name) for name in names])
         return None if weight.shape[1] % GROUP else quantize(weight, _BITS[self._quantization])
 
 
 _BITS = {Quantization.INT8: 8, Quantization.INT4: 4}
 
 
-def _joined(names: tuple[str, ...], stored: list[QuantizedWeight | None]) -> QuantizedWeight | None:
-    """None unless all are of one kind. Raises ModelError when a scale is not finite."""
+def _own(outputs: torch.Tensor, share: Share) -> torch.Tensor:
+    """The rank's rows of a tensor, and zeros where it has fewer than others."""
+    if share.size == 1:
+        return outputs
+    own = outputs[share.of(len(outputs))]
+    missing = -(-len(outputs) // share.size) - len(own)
+    return torch.cat((own, own.new_zeros(missing, *own.shape[1:]))) if missing else own
+
+
+def _joined(
+    names: tuple[str, ...], stored: list[QuantizedWeight | None], share: Share
+) -> QuantizedWeight | None:
+    """The rank's outputs of all. None unless all are of one kind. Raises ModelError when a scale is not finite."""
     parts = [part for part in stored if part is not None]
     if len(parts) < len(stored) or len({(part.bits, part.zero, part.least is None) for part in parts}) > 1:
         return None
-    least = [part.least for part in parts if part.least is not None]
+    least = [_own(part.least, share) for part in parts if part.least is not None]
     joined = replace(
         parts[0],
-        codes=torch.cat([part.codes for part in parts]),
-        scales=torch.cat([part.scales for part in parts]),
+        codes=torch.cat([_own(part.codes, share) for part in parts]),
+        scales=torch.cat([_own(part.scales, share) for part in parts]),
         least=torch.cat(least) if least else None,
     )
     if not all(halves.isfinite().all() for halves in (joined.scales, *least)):

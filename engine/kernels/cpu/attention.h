@@ -11,13 +11,13 @@ constexpr int64_t kScaleElements = 0;
 template <>
 constexpr int64_t kScaleElements<int8_t> = sizeof(float);
 
-// Strides count elements. `keys` is the cache at block 0 of the layer; values are `half` behind the keys.
+// Strides count elements. `keys` is the cache at block 0 of the layer and at the first head; values are `half` behind the
+// keys. Between two positions there may be more heads than these.
 template <class Element>
 struct Cache {
     Element* keys;
-    int64_t block_stride, half, block_size, kv_heads, dim;
+    int64_t block_stride, half, block_size, kv_heads, dim, token_stride;
     int64_t head_stride() const { return dim + kScaleElements<Element>; }
-    int64_t token_stride() const { return kv_heads * head_stride(); }
 };
 
 struct Queries {

@@ -9,6 +9,7 @@ import weakref
 
 import torch
 
+from engine.collective import ALONE, Collective
 from engine.kernels.backend import (
     Decoder,
     DecoderWeights,
@@ -65,7 +66,8 @@ class CpuBackend:
         bias = None if bias is None else bias.to(torch.float32).contiguous()
         return self._library.pack_quantized(weight, bias)
 
-    def decoder(self, weights: DecoderWeights) -> Decoder:
+    def decoder(self, weights: DecoderWeights, collective: Collective = ALONE) -> Decoder:
+        assert collective.share.size == 1, "a native step has all heads: see `CpuOperations`"
         return CpuDecoder(weights, self._library, self._run)
 
     def _run(self, decoder: structures.Decoder, batch: structures.Batch) -> None:

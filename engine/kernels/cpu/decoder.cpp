@@ -183,8 +183,9 @@ class Step {
     }
 
     Cache<Element> cache_of(int64_t layer) const {
-        Cache<Element> cache{nullptr, 0, 0, batch_.block_size, decoder_.kv_heads, decoder_.dim};
-        cache.half = cache.block_size * cache.token_stride();
+        Cache<Element> cache{nullptr, 0, 0, batch_.block_size, decoder_.kv_heads, decoder_.dim, 0};
+        cache.token_stride = cache.kv_heads * cache.head_stride();
+        cache.half = cache.block_size * cache.token_stride;
         cache.block_stride = decoder_.layer_count * 2 * cache.half;
         cache.keys = static_cast<Element*>(batch_.kv) + layer * 2 * cache.half;
         return cache;

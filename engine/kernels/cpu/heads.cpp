@@ -28,7 +28,7 @@ void place_row(const Heads& heads, const Cache<Element>& cache, int64_t row) {
 
 template <class Element>
 void store_key_value(const Cache<Element>& cache, int64_t slot, const float* k, const float* v) {
-    const int64_t offset = slot % cache.block_size * cache.token_stride();
+    const int64_t offset = slot % cache.block_size * cache.token_stride;
     Element* to = cache.keys + slot / cache.block_size * cache.block_stride + offset;
     for (int64_t head = 0; head < cache.kv_heads; ++head, k += cache.dim, v += cache.dim) {
         store_row(k, cache.dim, to + head * cache.head_stride());

@@ -1,7 +1,7 @@
 """The compiled kernels one at a time.
 
-Called by tests and benchmarks, never by a worker: its steps are native calls as a whole. All but products and
-attention run on the caller's thread.
+Called where a step is shared by several ranks, and by tests and benchmarks; a rank that has the whole model takes it in
+one native call. All but products and attention run on the caller's thread.
 """
 
 from collections.abc import Callable
@@ -10,7 +10,9 @@ from functools import cached_property
 
 import torch
 
-from engine.kernels.backend import AttentionMeta, PackedLinear, scale_elements
+from engine.collective import ALONE, Collective
+from engine.kernels.backend import AttentionMeta, Decoder, DecoderWeights, PackedLinear, scale_elements
+from engine.kernels.composed import ComposedDecoder
 from engine.kernels.cpu.backend import CpuBackend
 from engine.kernels.cpu.library import SUFFIXES, PackedWeight, check
 from engine.kernels.cpu.structures import Cache, Linear, Queries
@@ -35,6 +37,11 @@ class CpuOperations(CpuBackend):
     @cached_property
     def _kernels(self) -> dict[str, Callable[..., None]]:
         return {name: self._library.single(name, arguments) for name, arguments in _SIGNATURES.items()}
+
+    def decoder(self, weights: DecoderWeights, collective: Collective = ALONE) -> Decoder:
+        if collective.share.size == 1:
+            return super().decoder(weights)
+        return ComposedDecoder(weights, self, collective)
 
     def linear(self, x: torch.Tensor, linear: PackedLinear) -> torch.Tensor:
         assert isinstance(linear, PackedWeight), linear
@@ -144,16 +151,19 @@ def _row_stride(x: torch.Tensor) -> int:
 
 
 def _cache(kv: torch.Tensor, layer: int) -> Cache:
-    """The layer's part of a cache [blocks, layers, 2, block_size, kv_heads, head_dim + scale_elements]."""
-    check(kv, kv.dtype, 6)
+    """The layer's part of a cache [blocks, layers, 2, block_size, kv_heads, head_dim + scale_elements], or of a view
+    of some of its heads."""
+    assert kv.dim() == 6 and kv.is_cpu, (kv.shape, kv.device)
     _, layers, two, block_size, kv_heads, row = kv.shape
+    block_stride, layer_stride, half, token_stride, head_stride, element = kv.stride()
     assert two == 2 and 0 <= layer < layers, (kv.shape, layer)
-    half = block_size * kv_heads * row
+    assert element == 1 and head_stride == row and half == block_size * token_stride, kv.stride()
     return Cache(
-        keys=kv.data_ptr() + layer * 2 * half * kv.element_size(),
-        block_stride=layers * 2 * half,
+        keys=kv.data_ptr() + layer * layer_stride * kv.element_size(),
+        block_stride=block_stride,
         half=half,
         block_size=block_size,
         kv_heads=kv_heads,
         dim=row - scale_elements(kv.dtype),
+        token_stride=token_stride,
     )

@@ -21,7 +21,7 @@ inline Range intersect(Range a, Range b) { return {std::max(a.begin, b.begin), s
 template <class Element>
 void locate(const Cache<Element>& cache, const int32_t* table, int chunk, int count, Range range,
             int64_t* offsets) {
-    const int64_t token_stride = cache.token_stride();
+    const int64_t token_stride = cache.token_stride;
     const int block_size = static_cast<int>(cache.block_size);
     int64_t at = 0;
     for (int position = range.begin; position < range.end;) {

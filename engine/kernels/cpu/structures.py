@@ -35,6 +35,7 @@ class Cache(Structure):
         ("block_size", c_int64),
         ("kv_heads", c_int64),
         ("dim", c_int64),
+        ("token_stride", c_int64),
     )
 
 

@@ -11,6 +11,7 @@ from typing import Any, TypeVar
 import torch
 import triton
 
+from engine.collective import ALONE, Collective
 from engine.kernels.backend import (
     AttentionMeta,
     Decoder,
@@ -64,9 +65,9 @@ class TritonBackend:
     def pack_quantized(self, weight: QuantizedWeight, bias: torch.Tensor | None = None) -> PackedLinear:
         return pack_integers(weight, bias, self.device)
 
-    def decoder(self, weights: DecoderWeights) -> Decoder:
+    def decoder(self, weights: DecoderWeights, collective: Collective = ALONE) -> Decoder:
         layers = tuple(_moved(layer, self.device) for layer in weights.layers)
-        return ComposedDecoder(replace(_moved(weights, self.device), layers=layers), self)
+        return ComposedDecoder(replace(_moved(weights, self.device), layers=layers), self, collective)
 
     def linear(self, x: torch.Tensor, linear: PackedLinear) -> torch.Tensor:
         if isinstance(linear, PackedIntegers):
