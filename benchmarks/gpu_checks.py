@@ -13,6 +13,7 @@ from itertools import pairwise, product
 import torch
 
 from benchmarks.gpu_decoder import SMALL, random_decoder
+from benchmarks.gpu_ranks import gathered_error
 from benchmarks.gpu_scene import LAYER, Geometry, Run, Scene
 from engine.kernels.backend import GROUP, Decoder, PackedLinear, QuantizedWeight
 from engine.kernels.reference import ReferenceBackend
@@ -63,6 +64,9 @@ def checks(place: Place) -> Iterator[Check]:
     for bits in (None, 8, 4) if place.large else (4,):
         name = "floats" if bits is None else f"int{bits}"
         yield Check(name=f"a stack of layers, {name}, float32", run=partial(_stack_error, place, bits))
+    gpus = torch.cuda.device_count() if place.device.type == "cuda" else 1
+    if gpus > 1:
+        yield Check(name=f"{gpus} ranks gather over NCCL", run=partial(gathered_error, "cuda", gpus))
 
 
 def attention_checks(place: Place) -> Iterator[Check]:

@@ -14,7 +14,8 @@ import time
 from collections import deque
 from functools import partial
 
-from engine.assembly import Engine, EngineWishes, assemble
+from engine.assembly import Engine, assemble
+from engine.wishes import EngineWishes
 from kvtransfer import events
 from kvtransfer.assembly import TransportWishes, source_transport, target_transport
 from kvtransfer.identity import Identity

@@ -20,8 +20,9 @@ from benchmarks.interference import spec
 from crossdock.v1 import inference_pb2 as pb
 from crossdock.v1.inference_pb2_grpc import InferenceServiceStub
 from decode_worker.policy import DecodePolicy
-from engine.assembly import Engine, EngineWishes, assemble
+from engine.assembly import Engine, assemble
 from engine.sequence import SamplingParams, Sequence, StopRules
+from engine.wishes import EngineWishes
 from service.machine import free_memory_bytes
 from service.model_source import resolve_model
 

@@ -1,4 +1,5 @@
-"""The folder of one `serve`, for the sockets of its processes, and the removal of those that killed ones have left.
+"""The folder of one `serve`, or of a worker of several ranks, for the sockets of its processes, and the removal of
+those that killed ones have left.
 
 A folder belongs to whoever holds the lock on the file in it; a killed process holds none. Of other folders nothing is
 removed but sockets and that file, of this user, and no link is followed.

@@ -12,18 +12,21 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import replace
 from functools import partial
+from pathlib import Path
 from typing import Any, Protocol, TypeVar
 
 import grpc
 import structlog
 
+from commands.ranks import cores_of, following, threads_of
 from crossdock.worker.v1 import worker_pb2 as pb
-from engine.assembly import Engine, EngineWishes, assemble
+from engine.assembly import Engine, assemble
 from engine.core import StepResult
 from engine.kernels.core_share import CoreShare
 from engine.loop import EngineLoop, InboxFull
 from engine.policy import Policy
 from engine.progress import Progress
+from engine.wishes import EngineWishes
 from kvtransfer.counters import COMMITTED_OVER
 from kvtransfer.desk import End, TicketDesk
 from kvtransfer.errors import TicketRefused
@@ -59,6 +62,7 @@ from service.worker_process import (
     serve_worker,
 )
 from service.worker_rim import PROTOCOL_VERSION, Host, WorkerRim
+from tensor_parallel.followers import ProcessFollowers
 
 _REFUSALS = {
     InvalidRequest: EndCause.INVALID,
@@ -139,20 +143,39 @@ def run(options: _Options, role: Role[_Options]) -> None:
     require_servable(options)
     role.require_allowed(options)
     board = None if options.core_board is None else CoreBoard.open(options.core_board)
-    cores = CoreShare(own=options.cores or (), board=options.core_board, seat=options.core_seat)
     model = resolve_model(options.model)
-    wishes = replace(EngineWishes.of(options, model, cores), recorded_rows=role.recorded_rows(options))
+    with following(options, model, role.nice) as followers:
+        _run(options, role, model, board, followers)
+
+
+def _run(
+    options: _Options,
+    role: Role[_Options],
+    model: Path,
+    board: CoreBoard | None,
+    followers: ProcessFollowers | None,
+) -> None:
+    wishes = replace(_wishes(options, model, followers), recorded_rows=role.recorded_rows(options))
     progress = Progress(readiness.loading, time.monotonic)
     before = other_threads()
     # The threads that compute are begun by the one that assembles, and make way as it does.
     computing = ThreadPoolExecutor(1, initializer=partial(_compute_behind, role.nice))
     with computing, ThreadPoolExecutor(1) as reading:
         assembling = computing.submit(
-            assemble, wishes, role.policy(options), memory_bytes=free_memory_bytes(), progress=progress
+            assemble,
+            wishes,
+            role.policy(options),
+            memory_bytes=free_memory_bytes(),
+            progress=progress,
+            followers=followers,
         )
         vocabulary = reading.submit(read_vocabulary, model)
         engine = assembling.result()
-    engine_threads = EngineThreads(other_threads() - before)
+    helpers = other_threads() - before
+    if followers is not None:
+        followers.watch(crash)
+        helpers = (helpers - followers.group_threads) | set(followers.threads)
+    engine_threads = EngineThreads(helpers)
     guides = GuideCompiler(vocabulary.result, engine.config.vocab_size)
     with suppress(GuideRefused):  # then each guided request is refused so
         guides.load()
@@ -163,7 +186,17 @@ def run(options: _Options, role: Role[_Options]) -> None:
     if options.max_model_len is not None and engine.capacity.tokens_max < options.max_model_len:
         shorter = f"requests have at most {engine.capacity.tokens_max} tokens: more do not fit the KV blocks"
         structlog.get_logger().warning(shorter, max_model_len=options.max_model_len)
-    server.run(_serve(options, role, engine, board, guides, engine_threads))
+    server.run(_serve(options, role, engine, board, guides, engine_threads, wishes.cores.own))
+
+
+def _wishes(options: WorkerOptions, model: Path, followers: ProcessFollowers | None) -> EngineWishes:
+    if followers is None:
+        cores = CoreShare(own=options.cores or (), board=options.core_board, seat=options.core_seat)
+        return EngineWishes.of(options, model, cores)
+    # What one rank borrows would shorten no step: it waits for the others.
+    share, all_cores = followers.collective.share, options.cores or ()
+    wishes = EngineWishes.of(options, model, CoreShare(own=cores_of(all_cores, share)))
+    return replace(wishes, threads=threads_of(options.threads, all_cores, share))
 
 
 async def _serve(
@@ -173,7 +206,9 @@ async def _serve(
     board: CoreBoard | None,
     guides: GuideCompiler,
     engine_threads: EngineThreads,
+    cores: tuple[int, ...],
 ) -> None:
+    """cores: that the step thread runs on."""
     identity = Identity(worker_id=options.worker_id, epoch=secrets.randbits(63))
     rim = WorkerRim(role.response, asyncio.get_running_loop())
 
@@ -187,7 +222,7 @@ async def _serve(
     def on_start() -> None:
         engine_threads.start()
         _compute_behind(role.nice)
-        bind_to_cores(options.cores)
+        bind_to_cores(cores)
 
     loop = EngineLoop(
         engine.core,

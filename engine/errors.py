@@ -4,6 +4,7 @@ EngineError
 ├── ModelError        the model's files are missing, unknown or broken
 ├── CapacityError     the device cannot hold what was asked for
 ├── NoCompiler        the CPU kernels cannot be built here
+├── RankLost          another rank of this engine is gone, or does not answer
 ├── NonFiniteLogits   the model computed rows that cannot be sampled from
 └── IllegalTransition an event that the current state does not allow; nothing has changed
 """
@@ -27,6 +28,10 @@ class NonFiniteLogits(EngineError):
     def __init__(self, rows: tuple[int, ...]) -> None:
         super().__init__(f"non-finite logits in row {', '.join(map(str, rows))}")
         self.rows = rows
+
+
+class RankLost(EngineError):
+    """Another rank of this engine is gone, or does not answer in time: nothing can be computed any more. One line."""
 
 
 class NoCompiler(EngineError):

@@ -47,6 +47,8 @@ Names = Annotated[tuple[str, ...], BeforeValidator(units.parse_list)]
 Key = Annotated[SecretBytes, BeforeValidator(units.parse_key)]
 Secret = Annotated[SecretStr, BeforeValidator(units.parse_secret)]
 
+RANKS_MAX = 64
+
 DEFAULT_MODEL = "smollm2-135m-instruct"
 
 
@@ -129,6 +131,12 @@ class EngineOptions(ModelOptions):
         ge=1,
         description="cores that one worker computes on; default: its --cores, of which `serve` deals each its share",
     )
+    tensor_parallel_size: int = Field(
+        1,
+        ge=1,
+        le=RANKS_MAX,
+        description="ranks: processes that share the model of one worker, on cuda each with a GPU",
+    )
     seed: int = Field(0, description="of everything random that a request does not seed")
 
 
@@ -176,6 +184,18 @@ class DecodeWorkerOptions(WorkerOptions):
     kv_advertise: KVAdvertised = Field(
         (), description="tcp endpoints by which others reach those of --kv-listen: behind NAT, in containers"
     )
+
+
+class RankOptions(EngineOptions, Options):
+    """One process that follows the first rank of a worker, which starts it; nobody else does."""
+
+    worker_id: str = Field(min_length=1, max_length=64, description="name of the worker")
+    rank: int = Field(ge=1, lt=RANKS_MAX, description="its number among the ranks")
+    endpoint: KVEndpoint = Field(description="where the first rank tells it what to do")
+    memory: int = Field(ge=0, description="descriptor of the memory of whole KV blocks")
+    rendezvous: int = Field(ge=0, description="descriptor of the file where the ranks find each other")
+    cores: Cores | None = Field(None, description="cores to run on, for example 0,1 or 0-3")
+    nice: int = Field(0, ge=0, description="how far it makes way for others of its machine")
 
 
 class FrontOptions(Options):

@@ -16,7 +16,8 @@ STILL_LOOKS_MAX = 12
 TURN_LOOKS_MAX = 1200
 """A step of a minute is no step: whatever computes so long turns in a circle."""
 
-_TASKS = "/proc/self/task"
+_PROC = "/proc"
+_TASKS = f"{_PROC}/self/task"
 
 
 class Stillness:
@@ -68,7 +69,8 @@ class Pulse:
 
 
 class EngineThreads:
-    """The step thread and those that compute for it, seen from any other. helpers: kernel ids of the latter."""
+    """The step thread and those that compute for it, seen from any other. helpers: kernel ids of the latter, also
+    in other processes."""
 
     def __init__(self, helpers: Iterable[int] = ()) -> None:
         self._ids = tuple(helpers)
@@ -105,7 +107,7 @@ def other_threads() -> frozenset[int]:
 
 def _runnable(thread: int) -> bool:
     try:
-        with open(f"{_TASKS}/{thread}/stat", encoding="utf-8", errors="replace") as file:
+        with open(f"{_PROC}/{thread}/stat", encoding="utf-8", errors="replace") as file:
             state = file.read().rpartition(")")[2].split()[0]
     except (OSError, IndexError):
         return False

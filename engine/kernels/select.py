@@ -11,12 +11,14 @@ from pathlib import Path
 
 import torch
 
+from engine.collective import WHOLE, Share
 from engine.errors import CapacityError, NoCompiler
 from engine.kernels.backend import Backend
 from engine.kernels.core_share import ANY_CORES, CoreShare
 from engine.kernels.cpu.backend import CpuBackend
 from engine.kernels.cpu.build import COMPILERS, built, default_cache_folder, host_flags
 from engine.kernels.cpu.library import Library
+from engine.kernels.cpu.operations import CpuOperations
 from engine.kernels.reference import ReferenceBackend
 from engine.progress import SILENT, Progress
 
@@ -41,39 +43,50 @@ def choose_backend(
     cache_folder: Path | None = None,
     compilers: Sequence[str] = COMPILERS,
     progress: Progress = SILENT,
+    share: Share = WHOLE,
 ) -> ChosenBackend:
     """The best backend of a device. dtype None: bfloat16 where the device has it, else float32.
 
     device: cpu, cuda, or auto, which is cpu as long as no GPU has run the kernels. cores: what the compiled ones run
-    on. cache_folder: where built kernels are kept, the user's default when None. compilers: tried in turn. Raises
-    CapacityError when the system refuses the threads, or has not what cuda needs.
+    on. cache_folder: where built kernels are kept, the user's default when None. compilers: tried in turn. share: the
+    rank's, of which each has a GPU of its own. Raises CapacityError when the system refuses the threads, or has not
+    what cuda or several ranks need.
     """
     if device == "cuda":
-        return _cuda_backend(dtype)
+        return _cuda_backend(dtype, share)
     try:
         folder = cache_folder or default_cache_folder()
         library = Library(built(folder, compilers, host_flags(), progress))
     except (NoCompiler, OSError) as error:
+        if share.size > 1:
+            raise CapacityError(
+                f"tensor_parallel_size {share.size} needs the compiled kernels: {error}"
+            ) from error
         note = f"serving with the slow plain-torch backend: {error}"
         return ChosenBackend(backend=ReferenceBackend(dtype or torch.float32), note=note)
     native = torch.bfloat16 if library.has_bf16() else torch.float32
-    return ChosenBackend(backend=CpuBackend(dtype or native, threads, library, cores), note=None)
+    kind = CpuBackend if share.size == 1 else CpuOperations
+    return ChosenBackend(backend=kind(dtype or native, threads, library, cores), note=None)
 
 
-def _cuda_backend(dtype: torch.dtype | None) -> ChosenBackend:
-    missing = _missing_for_cuda()
+def _cuda_backend(dtype: torch.dtype | None, share: Share) -> ChosenBackend:
+    missing = _missing_for_cuda(share.size)
     if missing is not None:
         raise CapacityError(f"no device cuda: {missing}")
     from engine.kernels.triton.backend import TritonBackend
 
-    backend = TritonBackend(dtype or torch.bfloat16, torch.device("cuda"))
+    device = torch.device("cuda", share.rank)
+    torch.cuda.set_device(device)  # where kernels are launched
+    backend = TritonBackend(dtype or torch.bfloat16, device)
     return ChosenBackend(backend=backend, note="no GPU has run these kernels before: see docs/gpu.md")
 
 
-def _missing_for_cuda() -> str | None:
-    """Why kernels cannot run on a GPU here; None where they can."""
+def _missing_for_cuda(gpus: int) -> str | None:
+    """Why kernels cannot run on so many GPUs here; None where they can."""
     if not torch.cuda.is_available():
         return f"torch {torch.__version__} finds none here"
+    if gpus > 1 and (found := torch.cuda.device_count()) < gpus:
+        return f"tensor_parallel_size {gpus} needs as many GPUs, and there are {found}"
     if torch.cuda.get_device_capability() < CAPABILITY_LEAST:
         least = ".".join(map(str, CAPABILITY_LEAST))
         return f"{torch.cuda.get_device_name()} is older than compute capability {least}"

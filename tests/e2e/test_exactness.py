@@ -12,8 +12,9 @@ import torch
 
 from crossdock.v1 import inference_pb2
 from decode_worker.policy import DecodePolicy
-from engine.assembly import EngineWishes, assemble
+from engine.assembly import assemble
 from engine.sequence import SamplingParams, Sequence, StopRules
+from engine.wishes import EngineWishes
 from service.model_source import resolve_model
 from tests.e2e.conftest import running_stack, spec, stream
 

@@ -8,10 +8,11 @@ import torch
 from safetensors.torch import save_file
 
 from decode_worker.policy import DecodePolicy
-from engine.assembly import KV_BYTES_DEFAULT, KV_SHARE_OF_MEMORY, EngineWishes, assemble
+from engine.assembly import KV_BYTES_DEFAULT, KV_SHARE_OF_MEMORY, assemble
 from engine.errors import CapacityError, ModelError
 from engine.model.transformer import Quantization
 from engine.sequence import SamplingParams, Sequence, StopRules
+from engine.wishes import EngineWishes
 
 HIDDEN, INNER, VOCAB, HEADS, KV_HEADS, HEAD_DIM, LAYERS = 16, 24, 40, 4, 2, 4, 2
 POSITIONS = 128

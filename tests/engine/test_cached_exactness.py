@@ -6,8 +6,9 @@ import pytest
 import torch
 
 from decode_worker.policy import DecodePolicy
-from engine.assembly import EngineWishes, assemble
+from engine.assembly import assemble
 from engine.sequence import SamplingParams, Sequence, StopRules
+from engine.wishes import EngineWishes
 from service.model_source import resolve_model
 
 GREEDY = SamplingParams(logprobs=3)

@@ -7,10 +7,11 @@ import pytest
 import torch
 
 from decode_worker.policy import DecodePolicy
-from engine.assembly import EngineWishes, assemble
+from engine.assembly import assemble
 from engine.kernels.core_share import ANY_CORES
 from engine.model.transformer import Quantization
 from engine.sequence import SamplingParams, Sequence, State, StopRules
+from engine.wishes import EngineWishes
 from service.model_source import resolve_model
 from tests.fakes.forcing_policy import Forcing
 

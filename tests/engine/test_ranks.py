@@ -1,6 +1,7 @@
 """Ranks that share a model say, to the bit, what one rank says that has all of it."""
 
 import mmap
+from dataclasses import replace
 from itertools import pairwise
 
 import pytest
@@ -8,6 +9,7 @@ import torch
 import transformers as hf
 from gguf import GGMLQuantizationType as Type
 
+from engine.batch import BlockCopy
 from engine.cache.kv_cache import KVCache
 from engine.cache.layout import KVLayout
 from engine.cache.staged_cache import StagedKVCache
@@ -20,7 +22,7 @@ from engine.runner import TransformerRunner
 from tests.engine.conftest import BLOCK_SIZE
 from tests.engine.test_model_gguf import write_model
 from tests.fakes.batches import BatchItem, batch_of
-from tests.fakes.ranks import Meeting
+from tests.fakes.ranks import ThreadRanks
 
 SMALL = {
     "vocab_size": 70,  # which four ranks cannot share evenly
@@ -43,6 +45,8 @@ LONG, SHORT = list(range(3, 24)), [9, 60, 27, 1, 44]
 STEPS = [[(LONG, 0, 6), (SHORT, 0, 3)], [(LONG, 6, 20)], [(LONG, 20, 21), (SHORT, 3, 5)]]
 """Runs of each step: of whose tokens, from where to where."""
 BLOCKS = 12
+COPIES = (BlockCopy(source=0, target=1), BlockCopy(source=11, target=3))
+"""Before each step: from the first block of each sequence to one that nobody has."""
 
 
 @pytest.fixture(scope="module")
@@ -87,7 +91,7 @@ def batches(steps=STEPS):
             )
             for tokens, first, end in runs
         ]
-        yield batch_of(*items, block_size=BLOCK_SIZE)
+        yield replace(batch_of(*items, block_size=BLOCK_SIZE), copies=COPIES)
 
 
 def answer(backend, path, kv_dtype, memory=None, *, quantization, collective=ALONE):
@@ -102,13 +106,13 @@ def answers(backend_of_rank, path, kv_dtype, ranks, quantization):
     """Of each rank, in order, over one memory."""
     layout = layout_of(load_model(path, backend_of_rank(), 64).config, kv_dtype)
     memory = mmap.mmap(-1, BLOCKS * layout.block_bytes())
-    meeting = Meeting(ranks)
-    said = meeting.run(
+    together = ThreadRanks(ranks)
+    said = together.run(
         lambda each: answer(
             backend_of_rank(), path, kv_dtype, memory, quantization=quantization, collective=each
         )
     )
-    assert meeting.gathered == len(STEPS) * (2 * 4 + 1)
+    assert together.gathered == len(STEPS) * (2 * 4 + 1)
     return said
 
 
@@ -143,7 +147,7 @@ def test_ranks_say_what_one_says(backend_of, folder_of, name, dtype, kv_dtype):
 def test_ranks_on_the_kernels_of_a_gpu_say_what_one_says(folder_of, dots_in_order):
     backend = TritonBackend(torch.float32, torch.device("cpu"))
     path, mode = folder_of("norms of heads"), Quantization.INT8
-    (batch,) = batches(STEPS[:1])
+    (batch,) = batches([[(SHORT, 0, 3)]])
 
     def on_own_heads(collective):
         model = load_model(path, backend, 64, mode, collective=collective)
@@ -153,8 +157,8 @@ def test_ranks_on_the_kernels_of_a_gpu_say_what_one_says(folder_of, dots_in_orde
         return TransformerRunner(model, cache).run(batch)
 
     wanted = on_own_heads(ALONE)
-    meeting = Meeting(2, in_turns=True)
-    for logits in meeting.run(on_own_heads):
+    together = ThreadRanks(2, in_turns=True)
+    for logits in together.run(on_own_heads):
         assert torch.equal(logits, wanted)
 
 
@@ -183,7 +187,7 @@ def test_a_block_of_host_memory_has_the_heads_of_all_ranks(staged):
 
 
 def test_ranks_that_cannot_share_a_model_evenly_are_refused_by_the_numbers(folder_of, backend):
-    collective = Meeting(3).of(1)
+    collective = ThreadRanks(3).of(1)
     said = "tensor_parallel_size 3 does not divide the model's heads 8, kv_heads 4, hidden_size 64, "
     with pytest.raises(ModelError, match=said + "intermediate_size 160"):
         load_model(folder_of("norms of heads"), backend, 64, collective=collective)

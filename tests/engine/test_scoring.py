@@ -7,10 +7,11 @@ import pytest
 import torch
 
 from decode_worker.policy import DecodePolicy
-from engine.assembly import EngineWishes, assemble
+from engine.assembly import assemble
 from engine.errors import NonFiniteLogits
 from engine.scoring import ROWS_MAX
 from engine.sequence import SamplingParams, Sequence, StopRules
+from engine.wishes import EngineWishes
 from service.model_source import resolve_model
 from tests.engine.test_exactness import tokens_of
 

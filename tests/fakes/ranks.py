@@ -11,7 +11,7 @@ from engine.collective import Share
 PATIENCE_S = 60
 
 
-class Meeting:
+class ThreadRanks:
     """Where `size` ranks meet; each takes part with `of(rank)`. gathered: how often they did. in_turns: between two
     meetings one computes after the other."""
 
@@ -61,10 +61,10 @@ class Meeting:
 class ThreadRank:
     """See engine.collective.Collective."""
 
-    def __init__(self, meeting, rank):
-        self._meeting = meeting
-        self.share = Share(rank=rank, size=meeting.size)
+    def __init__(self, ranks, rank):
+        self._ranks = ranks
+        self.share = Share(rank=rank, size=ranks.size)
 
     def all_gather(self, x):
         assert x.is_contiguous() and x.dtype == torch.float32, (x.stride(), x.dtype)
-        return self._meeting.all_gather(self.share.rank, x)
+        return self._ranks.all_gather(self.share.rank, x)

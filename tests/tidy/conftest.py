@@ -12,6 +12,7 @@ PACKAGES = (
     "service",
     "engine",
     "kvtransfer",
+    "tensor_parallel",
     "prefill_worker",
     "decode_worker",
     "gateway",

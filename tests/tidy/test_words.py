@@ -10,7 +10,7 @@ EMPTY_SUFFIX = re.compile(r"(Manager|Helpers?|Utils?|Info|Data|Obj|Impl|Base)$")
 ROLE_WORD = re.compile(r"prefill|decode(?!r)", re.IGNORECASE)
 # Verbs of text and wire codecs, which have nothing to do with a pool.
 CODEC_WORDS = {"decode", "UnicodeDecodeError", "JSONDecodeError", "DecodeError"}
-BELOW_ROLES = {"engine", "kvtransfer"}
+BELOW_ROLES = {"engine", "kvtransfer", "tensor_parallel"}
 
 FORBIDDEN_MODULES = {"pickle", "cPickle", "_pickle", "marshal", "shelve", "dill", "cloudpickle"}
 FORBIDDEN_CALLS = {"eval", "exec", "torch.load", "yaml.load", "yaml.unsafe_load", "yaml.full_load"}

@@ -9,8 +9,9 @@ import torch
 from decode_worker.beam_search import BeamSearch
 from decode_worker.policy import DecodePolicy
 from decode_worker.search import Search
-from engine.assembly import EngineWishes, assemble
+from engine.assembly import assemble
 from engine.sequence import SamplingParams, Sequence, StopRules
+from engine.wishes import EngineWishes
 from service.model_source import resolve_model
 from service.orders import AttemptKey, Beam, Choice, SequenceOrder
 

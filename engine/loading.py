@@ -1,0 +1,103 @@
+"""What every rank of an engine makes of its wishes: a backend, its share of the model, the form of a block.
+
+Called once per process, by the assembly or by a rank that follows. Decides no number of blocks.
+"""
+
+import mmap
+from dataclasses import dataclass
+
+import torch
+
+from engine.cache.kv_cache import KVCache
+from engine.cache.layout import KVLayout
+from engine.cache.staged_cache import StagedKVCache
+from engine.collective import Collective
+from engine.errors import CapacityError
+from engine.kernels.backend import Backend
+from engine.kernels.reference import ReferenceBackend
+from engine.kernels.select import choose_backend
+from engine.model.architecture import ModelConfig
+from engine.model.config import read_config
+from engine.model.load import load_model
+from engine.model.transformer import Quantization, Transformer
+from engine.progress import Progress
+from engine.wishes import EngineWishes
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Loaded:
+    """note: one line for the operator about the backend, or None."""
+
+    config: ModelConfig
+    backend: Backend
+    model: Transformer
+    quantization: Quantization
+    collective: Collective
+    note: str | None
+
+    def layout(self, wishes: EngineWishes, model_digest: str) -> KVLayout:
+        """Of whole blocks, with the heads of all ranks: the same however many there are."""
+        numerics = (*self.backend.numerics, ("quantization", self.quantization.value))
+        return KVLayout(
+            model_digest=model_digest,
+            layers=self.config.layers,
+            kv_heads=self.config.kv_heads,
+            head_dim=self.config.head_dim,
+            block_size=wishes.block_size,
+            dtype=wishes.kv_dtype or self.backend.dtype,
+            numerics=numerics,
+        )
+
+    def free_bytes(self) -> int | None:
+        """Of the device's memory; None where that is the host's."""
+        return None if self.backend.device.type == "cpu" else torch.cuda.mem_get_info(self.backend.device)[0]
+
+    def cache(self, layout: KVLayout, num_blocks: int, memory: mmap.mmap | None = None) -> KVCache:
+        """memory: of the host, that all ranks have whole blocks in; None for one rank."""
+        share, device = self.collective.share, self.backend.device
+        if device.type == "cpu":
+            return KVCache(layout, num_blocks, memory, share)
+        return StagedKVCache(layout, num_blocks, device, memory, share)
+
+
+def load(wishes: EngineWishes, collective: Collective, progress: Progress) -> Loaded:
+    """The part of the model that is the rank's. Raises ModelError or CapacityError."""
+    config = _read_config(wishes)
+    config.require_shares(collective.share.size)
+    chosen = choose_backend(
+        wishes.dtype,
+        wishes.threads,
+        device=wishes.device,
+        cores=wishes.cores,
+        progress=progress,
+        share=collective.share,
+    )
+    backend = chosen.backend
+    torch.set_num_threads(wishes.threads if isinstance(backend, ReferenceBackend) else 1)
+    if wishes.kv_dtype is torch.int8 and backend.device.type != "cpu":
+        raise CapacityError(f"a KV cache in int8 is not there for device {backend.device.type}")
+    max_model_len = wishes.max_model_len or config.max_position
+    quantization = _quantization(wishes)
+    return Loaded(
+        config=config,
+        backend=backend,
+        model=load_model(wishes.model, backend, max_model_len, quantization, progress, collective),
+        quantization=quantization,
+        collective=collective,
+        note=chosen.note,
+    )
+
+
+def _quantization(wishes: EngineWishes) -> Quantization:
+    """What a file has as small integers is used so, unless somebody asked for a dtype."""
+    if wishes.quantization is not None:
+        return wishes.quantization
+    return Quantization.STORED if wishes.dtype is None else Quantization.NONE
+
+
+def _read_config(wishes: EngineWishes) -> ModelConfig:
+    config = read_config(wishes.model)
+    if wishes.max_model_len is not None and wishes.max_model_len > config.max_position:
+        limit = config.max_position
+        raise CapacityError(f"max_model_len {wishes.max_model_len} is over the model's own limit, {limit}")
+    return config

@@ -1,0 +1,171 @@
+"""The ranks that follow, as processes, seen from the one that plans.
+
+Owns their processes, a channel to each, the memory of whole blocks that all ranks share, and the collective. Called by
+one thread at a time: at first by the one that assembles, then by the step thread. Any rank that is lost ends the whole:
+there is no step without it.
+"""
+
+import mmap
+import os
+import subprocess
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+import zmq
+
+from engine.cache.layout import KVLayout
+from engine.collective import Share
+from engine.errors import CapacityError, RankLost
+from engine.ranks import Work
+from tensor_parallel.channel import Channel
+from tensor_parallel.group import STALL_S, TorchCollective
+from tensor_parallel.wire import Done, Loaded, Message, Open, Ready, Refused, Stop
+
+LOAD_S = 600.0
+"""Given to ranks that still load when the first one, which has as much to load, is done."""
+END_S = 3.0
+"""Given to ranks that were told to stop, all together."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Meeting:
+    """How a rank finds the others. endpoint: of its channel. memory, rendezvous: descriptors that its process inherits,
+    of the blocks' memory and of the file where the group finds itself."""
+
+    endpoint: str
+    memory: int
+    rendezvous: int
+
+    def rendezvous_path(self) -> str:
+        return f"/proc/self/fd/{self.rendezvous}"
+
+
+class ProcessFollowers:
+    """See engine.ranks.Followers. folder: only this user may enter it. spawn: starts the process of a rank, which must
+    not outlive this one. device: what the ranks compute on. stall_s: after which a rank that others wait for is given
+    up. own_threads: kernel ids of those of this process."""
+
+    def __init__(
+        self,
+        size: int,
+        folder: Path,
+        spawn: Callable[[Share, Meeting], subprocess.Popen[bytes]],
+        *,
+        device: str = "cpu",
+        stall_s: float = STALL_S,
+        own_threads: Callable[[], frozenset[int]] = frozenset,
+    ) -> None:
+        self.collective = TorchCollective(Share(rank=0, size=size), stall_s)
+        self.threads: tuple[int, ...] = ()
+        """Kernel ids of what computes in all that follow, once they are ready."""
+        self.group_threads: frozenset[int] = frozenset()
+        """Of this process, those that only carry what ranks say: they wake up now and then, whether anything moves or
+        not."""
+        self._own_threads = own_threads
+        self._device = torch.device("cuda", 0) if device == "cuda" else torch.device("cpu")
+        self._stall_s = stall_s
+        self._stopping = threading.Event()
+        self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
+        self._memory = os.memfd_create("crossdock-kv")
+        self._rendezvous = os.memfd_create("crossdock-group")
+        self._channels: list[Channel] = []
+        self._processes: list[subprocess.Popen[bytes]] = []
+        for rank in range(1, size):
+            endpoint = f"ipc://{folder / f'rank-{rank}'}"
+            self._channels.append(Channel.listen(self._context, endpoint, stall_s))
+            self._processes.append(spawn(Share(rank=rank, size=size), self._meeting(endpoint)))
+
+    def loaded(self, free_bytes: int | None) -> int | None:
+        found = [free_bytes]
+        for message in self._hear_all(LOAD_S):
+            if isinstance(message, Refused):
+                raise CapacityError(message.text)
+            assert isinstance(message, Loaded), message
+            found.append(message.free_bytes)
+        return min((each for each in found if each is not None), default=None)
+
+    def open(self, num_blocks: int, layout: KVLayout) -> mmap.mmap:
+        size = num_blocks * layout.block_bytes()
+        os.ftruncate(self._memory, size)
+        memory = mmap.mmap(self._memory, size)
+        for channel in self._channels:
+            channel.say(Open(num_blocks=num_blocks))
+        before = self._own_threads()
+        self.collective.join(self._meeting("").rendezvous_path(), self._device)
+        self.group_threads = self._own_threads() - before
+        ready = [message for message in self._hear_all(self._stall_s) if isinstance(message, Ready)]
+        self.threads = tuple(thread for message in ready for thread in message.threads)
+        return memory
+
+    def tell(self, work: Work) -> None:
+        self._check()
+        for channel in self._channels:
+            channel.say(work)
+
+    def await_done(self) -> None:
+        for message in self._hear_all(self._stall_s):
+            assert isinstance(message, Done), message
+
+    def watch(self, on_lost: Callable[[BaseException], None]) -> None:
+        """From now on on_lost is called, on a thread of its own, as soon as one of them is gone."""
+        for rank, process in enumerate(self._processes, 1):
+            threading.Thread(
+                target=self._watch, args=(rank, process, on_lost), name=f"rank-{rank}-watch", daemon=True
+            ).start()
+
+    def kill(self) -> None:
+        """For a start that failed. Returns when their processes are gone."""
+        self._stopping.set()
+        for process in self._processes:
+            process.kill()
+            process.wait()
+        self._close()
+
+    def stop(self) -> None:
+        """Nothing is computed any more. Returns when their processes are gone; whoever does not end is killed."""
+        self._stopping.set()
+        for channel, process in zip(self._channels, self._processes, strict=True):
+            if process.poll() is None:
+                channel.say(Stop())
+        end = time.monotonic() + END_S
+        for process in self._processes:
+            try:
+                process.wait(max(0.0, end - time.monotonic()))
+            except subprocess.TimeoutExpired:
+                process.kill()
+                process.wait()
+        self._close()
+
+    def _close(self) -> None:
+        for channel in self._channels:
+            channel.close()
+        self._context.term()
+        os.close(self._memory)
+        os.close(self._rendezvous)
+
+    def _meeting(self, endpoint: str) -> Meeting:
+        return Meeting(endpoint=endpoint, memory=self._memory, rendezvous=self._rendezvous)
+
+    def _hear_all(self, stall_s: float) -> list[Message]:
+        return [channel.hear(self._check, stall_s) for channel in self._channels]
+
+    def _check(self) -> None:
+        """Raises RankLost when a process is gone."""
+        for rank, process in enumerate(self._processes, 1):
+            if (code := process.poll()) is not None:
+                raise RankLost(_ended(rank, code))
+
+    def _watch(
+        self, rank: int, process: subprocess.Popen[bytes], on_lost: Callable[[BaseException], None]
+    ) -> None:
+        code = process.wait()
+        if not self._stopping.is_set():
+            on_lost(RankLost(_ended(rank, code)))
+
+
+def _ended(rank: int, code: int) -> str:
+    return f"rank {rank} was killed by signal {-code}" if code < 0 else f"rank {rank} exited with {code}"

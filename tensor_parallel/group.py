@@ -1,0 +1,79 @@
+"""All ranks of a worker in one group of torch.distributed: gloo on processors, NCCL on GPUs.
+
+The two differ by how the group is made and by the device, and in nothing else. Whatever goes wrong in it is RankLost:
+a group that has lost a member is of no use any more. Public in torch 2.13: FileStore and Work.wait. Exported but
+without a promise, and used only here, as in `kvtransfer.dist_group`: the classes ProcessGroupGloo and ProcessGroupNCCL,
+their options, and `_allgather_base`. The documented way, init_process_group, makes one group per process for good.
+"""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from datetime import timedelta
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch.distributed import distributed_c10d
+
+from engine.collective import Share
+from engine.errors import RankLost
+
+LOOPBACK = "127.0.0.1"
+STALL_S = 20.0
+"""After which a rank that others wait for is given up: longer than any part of a step may differ between two ranks."""
+COMPILING = 6
+"""As many times longer a GPU may keep others waiting: its kernels are compiled when they are first launched. After that
+torch's own watchdog ends the process."""
+
+_dist: Any = dist
+_c10d: Any = distributed_c10d
+
+
+class TorchCollective:
+    """See engine.collective.Collective. To be joined before the first step."""
+
+    def __init__(self, share: Share, stall_s: float = STALL_S) -> None:
+        self.share = share
+        self._patience = timedelta(seconds=stall_s)
+        self._group: Any = None
+
+    def join(self, rendezvous: str, device: torch.device) -> None:
+        """Waits for all others. rendezvous: path of a file, empty at first, that all ranks open. device: where what is
+        gathered lies; it decides the backend. Raises RankLost."""
+        make = _make_gloo if device.type == "cpu" else _make_nccl
+        with _lost("the ranks do not find each other"):
+            store = _dist.FileStore(rendezvous, self.share.size)
+            self._group = make(store, self.share, self._patience, device)
+
+    def all_gather(self, x: torch.Tensor) -> torch.Tensor:
+        assert self._group is not None, "the group has not been joined"
+        rows, columns = x.shape
+        size = self.share.size
+        parts = x.new_empty(size * rows, columns)
+        with _lost("another rank does not answer"):
+            self._group._allgather_base(parts, x.contiguous()).wait(self._patience)
+        return parts.view(size, rows, columns).transpose(0, 1).reshape(rows, size * columns)
+
+
+def _make_gloo(store: Any, share: Share, patience: timedelta, device: torch.device) -> Any:
+    options = _c10d.ProcessGroupGloo._Options()
+    options._timeout = patience
+    options._threads = 1
+    options._devices = [_c10d.ProcessGroupGloo.create_device(hostname=LOOPBACK)]
+    return _c10d.ProcessGroupGloo(store, share.rank, share.size, options)
+
+
+def _make_nccl(store: Any, share: Share, patience: timedelta, device: torch.device) -> Any:
+    options = _c10d.ProcessGroupNCCL.Options()
+    options._timeout = COMPILING * patience
+    group = _c10d.ProcessGroupNCCL(store, share.rank, share.size, options)
+    group.eager_connect_single_device(device)
+    return group
+
+
+@contextmanager
+def _lost(detail: str) -> Iterator[None]:
+    try:
+        yield
+    except (RuntimeError, ValueError, OSError, MemoryError) as error:
+        raise RankLost(f"{detail}: {type(error).__name__}") from error

@@ -1,0 +1,147 @@
+"""What the rank that plans makes of ranks that refuse, die, keep silent or talk nonsense."""
+
+import mmap
+import subprocess
+from types import SimpleNamespace
+
+import msgpack
+import pytest
+import torch
+import zmq
+
+from engine.cache.layout import KVLayout
+from engine.cache.staged_cache import StagedKVCache
+from engine.collective import Share
+from engine.errors import CapacityError, RankLost
+from engine.ranks import Follower, LedRunner, LedStagedCache
+from tensor_parallel.channel import Channel
+from tensor_parallel.followers import ProcessFollowers
+from tensor_parallel.wire import Loaded, Ready, Refused, Stop, ToHost, encode
+
+STALL_S = 0.4
+LAYOUT = KVLayout(model_digest="", layers=2, kv_heads=4, head_dim=6, block_size=2, dtype=torch.float32)
+
+
+class Other:
+    """A process that only sleeps, and what is said for it."""
+
+    def __init__(self, folder):
+        self.socket = None
+        self.followers = ProcessFollowers(2, folder, self._spawn, stall_s=STALL_S)
+
+    def _spawn(self, share, meeting):
+        assert share == Share(rank=1, size=2)
+        self.process = subprocess.Popen(["sleep", "60"])
+        self.socket = zmq.Context.instance().socket(zmq.PAIR)
+        self.socket.connect(meeting.endpoint)
+        return self.process
+
+    def say(self, message):
+        self.socket.send(encode(message))
+
+
+@pytest.fixture
+def other(tmp_path):
+    it = Other(tmp_path)
+    yield it
+    it.followers.kill()
+    it.socket.close(linger=0)
+    assert it.process.returncode is not None
+
+
+@pytest.mark.parametrize(("own", "others", "least"), [(None, None, None), (7, 5, 5), (5, 7, 5)])
+def test_the_least_memory_of_all_ranks_counts(other, own, others, least):
+    other.say(Loaded(free_bytes=others))
+    assert other.followers.loaded(own) == least
+
+
+def test_what_a_rank_is_refused_for_is_said_in_its_words(other):
+    other.say(Refused(text="3 GiB are more than there is"))
+    with pytest.raises(CapacityError, match=r"^3 GiB are more than there is$"):
+        other.followers.loaded(None)
+
+
+def test_a_rank_that_dies_while_it_loads_ends_the_wait(other):
+    other.process.kill()
+    with pytest.raises(RankLost, match="rank 1 was killed by signal 9"):
+        other.followers.loaded(None)
+
+
+def test_a_rank_that_is_gone_is_told_nothing_more(other):
+    other.process.kill()
+    other.process.wait()
+    with pytest.raises(RankLost, match="rank 1 was killed by signal 9"):
+        other.followers.tell(ToHost(blocks=(1,)))
+
+
+def test_a_rank_that_does_not_say_it_is_done_is_lost(other):
+    with pytest.raises(RankLost, match=r"says nothing for 0\.4 s"):
+        other.followers.await_done()
+
+
+def test_a_rank_that_talks_nonsense_is_lost(other):
+    other.socket.send(msgpack.packb(["Done", 1]))
+    with pytest.raises(RankLost, match="says what none should: Done of 1 fields"):
+        other.followers.await_done()
+
+
+def test_a_rank_that_joins_no_group_is_lost(other):
+    with pytest.raises(RankLost, match="do not find each other"):
+        other.followers.open(3, LAYOUT)
+
+
+def test_a_rank_that_does_not_stop_is_killed_and_nobody_is_told_of_a_loss(tmp_path, monkeypatch):
+    monkeypatch.setattr("tensor_parallel.followers.END_S", 0.1)
+    other, lost = Other(tmp_path), []
+    other.followers.watch(lost.append)
+    other.followers.stop()
+    assert other.process.returncode == -9 and not lost
+    assert other.socket.recv() == encode(Stop())
+    other.socket.close()
+
+
+def test_a_channel_that_nobody_reads_is_given_up(tmp_path):
+    context = zmq.Context()
+    channel = Channel.listen(context, f"ipc://{tmp_path / 'one'}", 0.1)
+    with pytest.raises(RankLost, match=r"takes no message for 0\.1 s"):
+        channel.say(Ready(threads=()))
+    channel.close()
+    context.term()
+
+
+class Told:
+    """Followers that do what they are told at once. do: returns whether somebody waits for it."""
+
+    collective = SimpleNamespace(share=Share(rank=0, size=2))
+
+    def __init__(self, do):
+        self._do, self._waiting = do, 0
+
+    def tell(self, work):
+        self._waiting += self._do(work)
+
+    def await_done(self):
+        assert self._waiting == 1
+        self._waiting = 0
+
+
+def test_on_devices_every_rank_copies_its_heads_and_all_wait():
+    memory, device = mmap.mmap(-1, 4 * LAYOUT.block_bytes()), torch.device("cpu")
+    second = StagedKVCache(LAYOUT, 4, device, memory, Share(rank=1, size=2))
+    first = LedStagedCache(LAYOUT, 4, device, memory, Told(Follower(None, second).do))
+    content = torch.randn(LAYOUT.block_shape())
+    first.tensor[3], second.tensor[3] = content[..., :2, :], content[..., 2:, :]
+    first.to_host([3])
+    assert bytes(first.block_view(3)) == content.numpy().tobytes()
+    first.block_view(0)[:] = first.block_view(3)
+    first.from_host([0])
+    for cache in (first, second):
+        assert torch.equal(cache.tensor[0], cache.tensor[3])
+
+
+def test_others_are_told_of_a_step_before_it_is_run():
+    order = []
+    own = SimpleNamespace(run=lambda batch: order.append(f"run {batch}"))
+    followers = Told(lambda work: bool(order.append(f"told {work}")))
+    LedRunner(own, followers).run("a step")
+    assert order == ["told a step", "run a step"]
