@@ -40,6 +40,8 @@ class TorchCollective:
     def join(self, rendezvous: str, device: torch.device) -> None:
         """Waits for all others. rendezvous: path of a file, empty at first, that all ranks open. device: where what is
         gathered lies; it decides the backend. Raises RankLost."""
+        if device.type == "cuda" and not dist.is_nccl_available():
+            raise RankLost(f"torch {torch.__version__} has no NCCL, by which GPUs find each other")
         make = _make_gloo if device.type == "cpu" else _make_nccl
         with _lost("the ranks do not find each other"):
             store = _dist.FileStore(rendezvous, self.share.size)

@@ -2,6 +2,7 @@
 
 import hashlib
 import queue
+import subprocess
 import threading
 
 import pytest
@@ -99,6 +100,16 @@ def test_a_step_that_never_ends_is_no_step():
 
 
 @pytest.mark.timeout(20)
+@pytest.mark.parametrize(("program", "starved"), [("while :; do :; done", True), ("exec sleep 60", False)])
+def test_a_rank_of_another_process_that_computes_is_one_that_the_thread_waits_for(program, starved):
+    with subprocess.Popen(["sh", "-c", program]) as other:
+        threads = EngineThreads([other.pid])
+        while threads.starved() != starved:
+            assert other.poll() is None
+        other.kill()
+    assert not threads.starved(), "it is gone"
+
+
 def test_the_clock_of_a_thread_moves_while_it_computes_and_stands_while_it_waits():
     clock, orders, said = EngineThreads(), queue.Queue(), queue.Queue()
     assert clock.used_ns() == 0

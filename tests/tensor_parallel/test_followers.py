@@ -16,6 +16,7 @@ from engine.errors import CapacityError, RankLost
 from engine.ranks import Follower, LedRunner, LedStagedCache
 from tensor_parallel.channel import Channel
 from tensor_parallel.followers import ProcessFollowers
+from tensor_parallel.group import TorchCollective
 from tensor_parallel.wire import Loaded, Ready, Refused, Stop, ToHost, encode
 
 STALL_S = 0.4
@@ -107,6 +108,12 @@ def test_a_channel_that_nobody_reads_is_given_up(tmp_path):
         channel.say(Ready(threads=()))
     channel.close()
     context.term()
+
+
+def test_gpus_without_nccl_are_refused_in_words(monkeypatch):
+    monkeypatch.setattr(torch.distributed, "is_nccl_available", lambda: False)
+    with pytest.raises(RankLost, match="has no NCCL"):
+        TorchCollective(Share(rank=0, size=2)).join("/nowhere", torch.device("cuda", 0))
 
 
 class Told:
