@@ -10,7 +10,7 @@ import grpc
 import pytest
 
 from crossdock.v1 import control_pb2, inference_pb2, inference_pb2_grpc
-from tests.e2e.conftest import running_stack, spec, stream, tokens_of
+from tests.e2e.conftest import spec, stream, tokens_of
 
 TRIALS = 20
 STREAMS = 16
@@ -35,31 +35,24 @@ def wanted(number):
 SPECS = [wanted(number) for number in range(STREAMS)]
 
 
-@pytest.fixture(scope="module")
-def fragile_stack():
-    """Two workers of each role, for being killed."""
-    with running_stack("--prefill", "2", "--decode", "2", "--kv-cache-memory-bytes", "256MiB") as stack:
-        yield stack
-
-
 @pytest.mark.timeout(300)
-async def test_20_kills_under_16_streams_change_no_token_and_leave_no_block(fragile_stack):
-    async with grpc.aio.insecure_channel(fragile_stack.grpc) as channel:
+async def test_20_kills_under_16_streams_change_no_token_and_leave_no_block(wide_stack):
+    async with grpc.aio.insecure_channel(wide_stack.grpc) as channel:
         golden = [await stream(channel, each) for each in SPECS]
         for trial in range(TRIALS):
             dice = random.Random(trial)
             victim = ("decode-0", "prefill-0", "decode-1", "prefill-1")[trial % 4]
-            await ready(fragile_stack, victim.split("-")[0])
+            await ready(wide_stack, victim.split("-")[0])
             streams = [asyncio.create_task(stream(channel, each)) for each in SPECS]
             await some_tokens(channel, dice.randrange(1, 12))
-            kill(fragile_stack.children()[victim])
+            kill(wide_stack.children()[victim])
             answers = await asyncio.gather(*streams)
             for asked, answer, expected in zip(SPECS, answers, golden, strict=True):
                 assert answer.token_ids == expected.token_ids, f"trial {trial}"
                 assert answer.logprobs == expected.logprobs, f"trial {trial}"
                 assert scored(asked, answer) == scored(asked, expected), f"trial {trial}"
-        await ready(fragile_stack, "prefill", "decode")
-        fragile_stack.idle_ledgers()
+        await ready(wide_stack, "prefill", "decode")
+        wide_stack.idle_ledgers()
 
 
 def scored(asked, answer):
