@@ -12,7 +12,7 @@ import pytest
 from crossdock.client import AsyncClient, Generation, RequestError
 from crossdock.v1 import inference_pb2
 from tests.e2e.conftest import crossdock, spec, stream, tokens_of, undisturbed
-from tests.e2e.test_kills import kill, ready, some_tokens
+from tests.e2e.test_kills import PATIENCE_S, kill, ready, some_tokens
 
 Guide = inference_pb2.Guide
 
@@ -227,7 +227,7 @@ def killed_spec(number, length=None):
     return spec(prompt, sampling=sampling, guide=guide, output=inference_pb2.OutputOptions(logprobs=1))
 
 
-@pytest.mark.timeout(300)
+@pytest.mark.timeout(900)
 async def test_answers_whose_workers_are_killed_parse_and_are_to_the_bit_what_they_would_have_been(
     wide_stack,
 ):
@@ -241,7 +241,7 @@ async def test_answers_whose_workers_are_killed_parse_and_are_to_the_bit_what_th
         for trial in range(KILLS):
             victim = ("decode-0", "prefill-0", "decode-1", "prefill-1")[trial % 4]
             await ready(wide_stack, victim.split("-")[0])
-            streams = [asyncio.create_task(stream(channel, each)) for each in specs]
+            streams = [asyncio.create_task(stream(channel, each, PATIENCE_S)) for each in specs]
             await some_tokens(channel, random.Random(trial).randrange(2, 30))
             kill(wide_stack.children()[victim])
             answers = await asyncio.gather(*streams)
