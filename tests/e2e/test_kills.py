@@ -16,6 +16,8 @@ TRIALS = 20
 STREAMS = 16
 PATIENCE_S = 300
 """For one answer that loses workers: on a busy machine those that are started again take long to be ready."""
+DEATH_S = 60
+"""A process is gone when its last thread is, and one on a borrowed core runs only while nobody else wants that core."""
 NO_EOS = inference_pb2.StopConditions(ignore_eos=True)
 WITH_LOGPROBS = inference_pb2.OutputOptions(logprobs=2)
 WITH_ALL = inference_pb2.OutputOptions(logprobs=2, prompt_logprobs=1)
@@ -80,7 +82,7 @@ def kill(pid):
     os.kill(pid, signal.SIGKILL)
     poll = select.poll()
     poll.register(descriptor, select.POLLIN)
-    assert poll.poll(5000), f"{pid} is still there"
+    assert poll.poll(DEATH_S * 1000), f"{pid} is still there"
     os.close(descriptor)
 
 
