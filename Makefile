@@ -21,8 +21,13 @@ $(STAMP): pyproject.toml constraints.txt
 serve: install
 	exec $(BIN)/crossdock serve
 
+# What measures memory or borrows cores, and what starts whole services, has the machine to itself; the rest shares it.
+ALONE := tests/e2e tests/security tests/engine/test_lent_cores.py tests/kvtransfer/test_shm_transfer.py \
+    $(filter-out %/test_hand_off_cases.py %/test_hand_off_stages.py,$(wildcard tests/cases/test_*.py))
+
 test: lint
-	$(BIN)/python -m pytest
+	$(BIN)/python -m pytest -n auto --maxprocesses 4 --dist worksteal $(addprefix --ignore=,$(ALONE))
+	$(BIN)/python -m pytest $(ALONE)
 
 # lm-eval and aiperf against a server of ours, each in an environment of its own: some hundred packages, minutes.
 harness: install

@@ -23,6 +23,8 @@ SOURCE_BLOCKS, TARGET_BLOCKS, BLOCK = 72, 128, 16
 TOKENS_MAX = 1100
 """Of one sequence, at a decode worker."""
 LOOKS_MAX = 20_000
+BREATH_S = 0.005
+"""Between two looks at what comes to stay, so that looking does not hold it up."""
 SOURCES, TARGETS = ("p0", "p1"), ("d0", "d1")
 NO_EOS = inference_pb2.StopConditions(ignore_eos=True)
 WITH_LOGPROBS = inference_pb2.OutputOptions(logprobs=1)
@@ -175,6 +177,7 @@ class Rig:
             if books.live_requests == 0 and not any(used):
                 assert books.balanced, books
                 return {ledger.worker_id: ledger for ledger in books.ledgers}
+            await asyncio.sleep(BREATH_S)
         raise AssertionError(f"still owned: {books}")
 
     async def until_ready(self, *names):
@@ -182,6 +185,7 @@ class Rig:
             workers = await self.status()
             if all(workers[name].state == control_pb2.WORKER_STATE_READY for name in names):
                 return
+            await asyncio.sleep(BREATH_S)
         raise AssertionError(f"not ready: {workers}")
 
     def close(self):

@@ -18,7 +18,7 @@ from kvtransfer.identity import Identity
 from kvtransfer.ticket import mint, seal
 from service import worker_access
 from service.worker_rim import PROTOCOL_VERSION
-from tests.cases.conftest import SOURCES, TARGETS, cold, computed, held, same, wasted, wish
+from tests.cases.conftest import BREATH_S, SOURCES, TARGETS, cold, computed, held, same, wasted, wish
 from tests.e2e.conftest import stream
 
 ORPHANS = 10_000
@@ -42,7 +42,7 @@ async def holder(rig, kind, names):
 async def lost(rig, name):
     """Wait until the gateway has given a worker up."""
     while (await rig.status())[name].state == control_pb2.WORKER_STATE_READY:
-        pass
+        await asyncio.sleep(BREATH_S)
 
 
 async def test_workers_that_have_done_nothing_yet_are_known_to_have_all_their_blocks_free(rig):

@@ -5,8 +5,9 @@ import json
 import random
 import subprocess
 import sys
+import time
 from contextlib import asynccontextmanager, contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import grpc
@@ -21,9 +22,12 @@ START_TIMEOUT_S = 60
 
 @dataclass
 class Stack:
+    """first_finished: sequences by worker, after the first answers."""
+
     process: subprocess.Popen
     grpc: str
     http: str
+    first_finished: dict = field(default_factory=dict)
 
     def audit(self):
         with grpc.insecure_channel(self.grpc) as channel:
@@ -37,7 +41,8 @@ class Stack:
 
     def idle_ledgers(self, attempts=200):
         """The ledgers once nothing is live or owned any more; fails when that does not come."""
-        for _ in range(attempts):
+        for attempt in range(attempts):
+            time.sleep(min(attempt, 10) / 100)
             audit = self.audit()
             owned = sum(ledger.owned_blocks + ledger.quarantined_blocks for ledger in audit.ledgers)
             if audit.live_requests == 0 and owned == 0:
@@ -86,16 +91,42 @@ def running_stack(*flags):
 
 
 @pytest.fixture(scope="session")
-def exact_stack():
-    """float32, one worker of each role."""
-    with running_stack("--dtype", "float32", "--kv-cache-memory-bytes", "512MiB") as stack:
+def coarse_stack():
+    """As the exact one, but that it computes prompts in chunks of 16 tokens."""
+    flags = ("--dtype", "float32", "--kv-cache-memory-bytes", "256MiB")
+    with running_stack(*flags, "--prefill-max-num-batched-tokens", "16") as stack:
         yield stack
 
 
 @pytest.fixture(scope="session")
-def wide_stack():
-    """The default dtype, two workers of each role."""
+def forgetful_stack():
+    """As the exact one, but that it computes prompts in chunks of 64 tokens and finds none of them again."""
+    flags = ("--dtype", "float32", "--kv-cache-memory-bytes", "256MiB")
+    more = ("--prefill-max-num-batched-tokens", "64", "--no-enable-prefix-caching")
+    with running_stack(*flags, *more) as stack:
+        yield stack
+
+
+@pytest.fixture(scope="session")
+async def wide_stack():
+    """The default dtype, two workers of each role. Tests may kill these, and wait until all are ready again.
+
+    Its first requests were 16 short ones at once, before any worker had measured how fast it is."""
     with running_stack("--prefill", "2", "--decode", "2", "--kv-cache-memory-bytes", "256MiB") as stack:
+        stop = inference_pb2.StopConditions(ignore_eos=True)
+        short = [spec(tokens_of(n, 40), sampling={"max_tokens": 8}, stop=stop) for n in range(16)]
+        async with grpc.aio.insecure_channel(stack.grpc) as channel:
+            await asyncio.gather(*(stream(channel, each) for each in short))
+        while sum(stack.first_finished.values()) < 2 * len(short):
+            workers = stack.status().workers
+            stack.first_finished = {worker.worker_id: worker.finished_sequences for worker in workers}
+        yield stack
+
+
+@pytest.fixture(scope="session")
+def narrow_stack():
+    """The default dtype, one worker of each role. Tests may kill these, and wait until both are ready again."""
+    with running_stack("--kv-cache-memory-bytes", "256MiB") as stack:
         yield stack
 
 

@@ -71,23 +71,17 @@ async def watched_answers(channel, others):
     return [(answer.token_ids, answer.logprobs) for answer in answers[: len(watched)]]
 
 
-async def test_an_answer_is_the_same_alone_and_in_a_crowd_whatever_the_chunk(exact_stack):
+async def test_an_answer_is_the_same_alone_and_in_a_crowd_whatever_the_chunk(
+    exact_stack, coarse_stack, forgetful_stack
+):
+    """The chunks of the first one are longer than the prompt."""
     async with grpc.aio.insecure_channel(exact_stack.grpc) as channel:
         alone = await watched_answers(channel, others=0)
         assert await watched_answers(channel, others=16) == alone
     assert alone[0][0] != alone[1][0], "the seeded answer is not the greedy one"
-    for chunk in (16, 64, 512):
-        flags = (
-            "--dtype",
-            "float32",
-            "--prefill-max-num-batched-tokens",
-            str(chunk),
-            "--kv-cache-memory-bytes",
-            "256MiB",
-        )
-        with running_stack(*flags) as stack:
-            async with grpc.aio.insecure_channel(stack.grpc) as channel:
-                assert await watched_answers(channel, others=2) == alone, chunk
+    for stack in (coarse_stack, forgetful_stack):
+        async with grpc.aio.insecure_channel(stack.grpc) as channel:
+            assert await watched_answers(channel, others=2) == alone
 
 
 def single_engine_answer(prompt, count, wishes):

@@ -11,8 +11,8 @@ import pytest
 
 from crossdock.client import AsyncClient, Generation, RequestError
 from crossdock.v1 import inference_pb2
-from tests.e2e.conftest import crossdock, running_stack, spec, stream, tokens_of, undisturbed
-from tests.e2e.test_kills import kill, ready, some_tokens
+from tests.e2e.conftest import crossdock, spec, stream, tokens_of, undisturbed
+from tests.e2e.test_kills import PATIENCE_S, kill, ready, some_tokens
 
 Guide = inference_pb2.Guide
 
@@ -191,59 +191,61 @@ def test_the_command_takes_a_schema_from_a_file(exact_stack, tmp_path):
 
 
 @pytest.mark.timeout(120)
-async def test_an_answer_is_to_the_bit_the_same_handed_over_and_with_nobody_to_hand_it_over():
-    with running_stack("--kv-cache-memory-bytes", "256MiB") as stack:
-        async with grpc.aio.insecure_channel(stack.grpc) as channel:
-            specs = [killed_spec(number) for number in range(4)]
-            split = [await stream(channel, each) for each in specs]
-            before = computed(stack)
-            kill(stack.children()["prefill-0"])
-            # It is started again, which takes seconds: what is asked now has only the other one.
-            alone = await asyncio.gather(*(stream(channel, each) for each in specs))
-            generated = sum(len(answer.token_ids) for answer in alone)
-            assert computed(stack) - before > generated, "it has computed prompts"
-            for answer, expected in zip(alone, split, strict=True):
-                assert (answer.token_ids, answer.logprobs) == (expected.token_ids, expected.logprobs)
+async def test_an_answer_is_to_the_bit_the_same_handed_over_and_with_nobody_to_hand_it_over(narrow_stack):
+    async with grpc.aio.insecure_channel(narrow_stack.grpc) as channel:
+        await ready(narrow_stack, "prefill")
+        specs = [killed_spec(0), killed_spec(1), killed_spec(2, LONG_TOKENS), killed_spec(3)]
+        before = computed(narrow_stack)
+        split = [await stream(channel, each) for each in specs]
+        between = computed(narrow_stack)
+        assert between["prefill-0"] - before["prefill-0"] >= LONG_TOKENS
+        kill(narrow_stack.children()["prefill-0"])
+        # It is started again, which takes seconds: what is asked now has only the other one.
+        alone = await asyncio.gather(*(stream(channel, each) for each in specs))
+        generated = sum(len(answer.token_ids) for answer in alone)
+        after = computed(narrow_stack)
+        assert after["decode-0"] - between["decode-0"] > generated, "it has computed prompts"
+        for answer, expected in zip(alone, split, strict=True):
+            assert (answer.token_ids, answer.logprobs) == (expected.token_ids, expected.logprobs)
 
 
 def computed(stack):
-    """Tokens, by the decode worker."""
-    (ledger,) = [each for each in stack.audit().ledgers if each.worker_id == "decode-0"]
-    return ledger.tokens.computed
+    """Tokens, by worker."""
+    return {ledger.worker_id: ledger.tokens.computed for ledger in stack.audit().ledgers}
 
 
 KILLS = 6
 STREAMS = 6
+LONG_TOKENS = 800
+"""A prompt that no decode worker computes beside its streams as long as it can be computed elsewhere."""
 
 
-def killed_spec(number):
+def killed_spec(number, length=None):
     sampling = (SEEDED | {"seed": number} if number % 2 else GREEDY) | {"max_tokens": 400}
-    prompt = tokens_of(number, (5, 40, 200)[number % 3])
+    prompt = tokens_of(number, length or (5, 40, 200)[number % 3])
     guide = Guide(json_schema=json.dumps({"type": "array", "items": PERSON, "minItems": 2, "maxItems": 3}))
     return spec(prompt, sampling=sampling, guide=guide, output=inference_pb2.OutputOptions(logprobs=1))
 
 
-@pytest.mark.timeout(300)
-async def test_answers_whose_workers_are_killed_parse_and_are_to_the_bit_what_they_would_have_been():
+@pytest.mark.timeout(900)
+async def test_answers_whose_workers_are_killed_parse_and_are_to_the_bit_what_they_would_have_been(
+    wide_stack,
+):
     """Case 35."""
-    flags = ("--prefill", "2", "--decode", "2", "--kv-cache-memory-bytes", "256MiB")
-    with running_stack(*flags) as stack:
-        async with grpc.aio.insecure_channel(stack.grpc) as channel:
-            specs = [killed_spec(number) for number in range(STREAMS)]
-            golden = [await stream(channel, each) for each in specs]
-            for answer in golden:
-                assert answer.finish.reason == inference_pb2.FINISH_REASON_STOP
-                assert all(is_person(json.dumps(each)) for each in json.loads(answer.text))
-            for trial in range(KILLS):
-                victim = ("decode-0", "prefill-0", "decode-1", "prefill-1")[trial % 4]
-                await ready(stack, victim.split("-")[0])
-                streams = [asyncio.create_task(stream(channel, each)) for each in specs]
-                await some_tokens(channel, random.Random(trial).randrange(2, 30))
-                kill(stack.children()[victim])
-                answers = await asyncio.gather(*streams)
-                for answer, expected in zip(answers, golden, strict=True):
-                    assert (answer.token_ids, answer.logprobs) == (expected.token_ids, expected.logprobs), (
-                        trial
-                    )
-            await ready(stack, "prefill", "decode")
-            stack.idle_ledgers()
+    async with grpc.aio.insecure_channel(wide_stack.grpc) as channel:
+        specs = [killed_spec(number) for number in range(STREAMS)]
+        golden = [await stream(channel, each) for each in specs]
+        for answer in golden:
+            assert answer.finish.reason == inference_pb2.FINISH_REASON_STOP
+            assert all(is_person(json.dumps(each)) for each in json.loads(answer.text))
+        for trial in range(KILLS):
+            victim = ("decode-0", "prefill-0", "decode-1", "prefill-1")[trial % 4]
+            await ready(wide_stack, victim.split("-")[0])
+            streams = [asyncio.create_task(stream(channel, each, PATIENCE_S)) for each in specs]
+            await some_tokens(channel, random.Random(trial).randrange(2, 30))
+            kill(wide_stack.children()[victim])
+            answers = await asyncio.gather(*streams)
+            for answer, expected in zip(answers, golden, strict=True):
+                assert (answer.token_ids, answer.logprobs) == (expected.token_ids, expected.logprobs), trial
+        await ready(wide_stack, "prefill", "decode")
+    wide_stack.idle_ledgers()

@@ -10,10 +10,14 @@ import grpc
 import pytest
 
 from crossdock.v1 import control_pb2, inference_pb2, inference_pb2_grpc
-from tests.e2e.conftest import running_stack, spec, stream, tokens_of
+from tests.e2e.conftest import spec, stream, tokens_of
 
 TRIALS = 20
 STREAMS = 16
+PATIENCE_S = 300
+"""For one answer that loses workers: on a busy machine those that are started again take long to be ready."""
+DEATH_S = 60
+"""A process is gone when its last thread is, and one on a borrowed core runs only while nobody else wants that core."""
 NO_EOS = inference_pb2.StopConditions(ignore_eos=True)
 WITH_LOGPROBS = inference_pb2.OutputOptions(logprobs=2)
 WITH_ALL = inference_pb2.OutputOptions(logprobs=2, prompt_logprobs=1)
@@ -35,31 +39,24 @@ def wanted(number):
 SPECS = [wanted(number) for number in range(STREAMS)]
 
 
-@pytest.fixture(scope="module")
-def fragile_stack():
-    """Two workers of each role, for being killed."""
-    with running_stack("--prefill", "2", "--decode", "2", "--kv-cache-memory-bytes", "256MiB") as stack:
-        yield stack
-
-
-@pytest.mark.timeout(300)
-async def test_20_kills_under_16_streams_change_no_token_and_leave_no_block(fragile_stack):
-    async with grpc.aio.insecure_channel(fragile_stack.grpc) as channel:
+@pytest.mark.timeout(900)
+async def test_20_kills_under_16_streams_change_no_token_and_leave_no_block(wide_stack):
+    async with grpc.aio.insecure_channel(wide_stack.grpc) as channel:
         golden = [await stream(channel, each) for each in SPECS]
         for trial in range(TRIALS):
             dice = random.Random(trial)
             victim = ("decode-0", "prefill-0", "decode-1", "prefill-1")[trial % 4]
-            await ready(fragile_stack, victim.split("-")[0])
-            streams = [asyncio.create_task(stream(channel, each)) for each in SPECS]
+            await ready(wide_stack, victim.split("-")[0])
+            streams = [asyncio.create_task(stream(channel, each, PATIENCE_S)) for each in SPECS]
             await some_tokens(channel, dice.randrange(1, 12))
-            kill(fragile_stack.children()[victim])
+            kill(wide_stack.children()[victim])
             answers = await asyncio.gather(*streams)
             for asked, answer, expected in zip(SPECS, answers, golden, strict=True):
                 assert answer.token_ids == expected.token_ids, f"trial {trial}"
                 assert answer.logprobs == expected.logprobs, f"trial {trial}"
                 assert scored(asked, answer) == scored(asked, expected), f"trial {trial}"
-        await ready(fragile_stack, "prefill", "decode")
-        fragile_stack.idle_ledgers()
+        await ready(wide_stack, "prefill", "decode")
+        wide_stack.idle_ledgers()
 
 
 def scored(asked, answer):
@@ -85,7 +82,7 @@ def kill(pid):
     os.kill(pid, signal.SIGKILL)
     poll = select.poll()
     poll.register(descriptor, select.POLLIN)
-    assert poll.poll(5000), f"{pid} is still there"
+    assert poll.poll(DEATH_S * 1000), f"{pid} is still there"
     os.close(descriptor)
 
 

@@ -6,7 +6,7 @@ import httpx
 import pytest
 
 from crossdock.client import AsyncClient, Generation, RequestError
-from tests.e2e.conftest import running_stack, tokens_of
+from tests.e2e.conftest import tokens_of
 from tests.e2e.test_exactness import GOLDEN
 
 LONG = tokens_of(73, 300)
@@ -55,15 +55,15 @@ async def test_an_echo_adds_up_to_what_generation_says_of_the_same_tokens(exact_
     assert whole["choices"][0]["finish_reason"] == "length"
 
 
-async def test_they_are_the_same_whatever_the_chunk_and_whoever_computes_them(exact_stack):
+async def test_they_are_the_same_whatever_the_chunk_and_whoever_computes_them(
+    exact_stack, coarse_stack, forgetful_stack
+):
     prompts = [LONG, LONG[:40], tokens_of(5, 129)]
     alone = [(await scored(exact_stack, prompt))[0] for prompt in prompts]
     assert [[each.token_id for each in told] for told in alone] == [prompt[1:] for prompt in prompts]
     assert await scored(exact_stack, *prompts) == alone
-    flags = ("--dtype", "float32", "--kv-cache-memory-bytes", "256MiB")
-    for more in (("--prefill-max-num-batched-tokens", "16"), ("--no-enable-prefix-caching",)):
-        with running_stack(*flags, *more) as stack:
-            assert await scored(stack, *prompts) == alone, more
+    for stack in (coarse_stack, forgetful_stack):
+        assert await scored(stack, *prompts) == alone
 
 
 async def test_a_stream_brings_them_with_its_first_delta(exact_stack):

@@ -44,6 +44,12 @@ def backend(request) -> Backend:
     return chosen.backend
 
 
+@pytest.fixture(scope="session")
+def default_model(default_model_path, backend) -> Transformer:
+    """In float32, for sequences of up to 512 tokens."""
+    return load_model(default_model_path, backend, max_model_len=512)
+
+
 @pytest.fixture(scope="session", params=["native", "portable", "reference"])
 def backend_of(request) -> Callable[[torch.dtype, int], CpuOperations | ReferenceBackend]:
     """Makes backends of (dtype, threads): kernels for this processor, for an older one, and plain torch.

@@ -8,7 +8,6 @@ import pytest
 import torch
 
 from engine.model.config import read_config
-from engine.model.load import load_model
 from tests.fakes.batches import BatchItem, batch_of
 
 GOLDEN = Path(__file__).parents[1] / "data" / "golden_smollm2_fp32.jsonl"
@@ -21,11 +20,6 @@ TOKENS_MAX = {"cpu": 48, "reference": 2}
 def golden_lines(count):
     with GOLDEN.open() as lines:
         return [json.loads(line) for _, line in zip(range(count), lines, strict=False)]
-
-
-@pytest.fixture(scope="module")
-def default_model(default_model_path, backend):
-    return load_model(default_model_path, backend, max_model_len=512)
 
 
 @pytest.mark.parametrize("line", golden_lines(3), ids=lambda line: f"prompt {line['id']}")

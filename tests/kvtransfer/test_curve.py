@@ -326,7 +326,7 @@ def test_another_target_with_a_trusted_key_is_not_taken_for_the_one_meant(world,
     """The key is pinned by the target's name: `other` cannot answer for `target-b`, whatever it says."""
     posing = Identity(worker_id="other-1", epoch=22)
     target, _ = ends.new_target(keys=folder, identity=posing)
-    source, on_source = ends.new_source(keys=folder, limits=SourceLimits(connect_ms=5000))
+    source, on_source = ends.new_source(keys=folder, limits=SourceLimits(connect_ms=2000))
     ticket = replace(world.ticket(), target_epoch=22)
     source.open(world.seal(ticket), ticket, target.endpoints())
     assert on_source.wait("Failed", ticket).reason is Reason.HANDSHAKE_REFUSED

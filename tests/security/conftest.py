@@ -15,7 +15,7 @@ import pytest
 
 from crossdock.credentials import Credentials
 from gateway import api_keys
-from tests.e2e.conftest import ROOT, running_stack, said_when_ready
+from tests.e2e.conftest import ROOT, said_when_ready
 from tests.security.certificates import Authority
 
 CONTROL_TOKEN = "operators only"
@@ -129,10 +129,3 @@ def code_of():
         return grpc.StatusCode.OK
 
     return ask
-
-
-@pytest.fixture(scope="session")
-def exact_stack():
-    """Nothing closed, as `serve` starts it."""
-    with running_stack("--dtype", "float32", "--kv-cache-memory-bytes", "256MiB") as stack:
-        yield stack

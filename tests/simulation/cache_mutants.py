@@ -170,6 +170,7 @@ USE_MUTANTS = (
         "detach",
         {"self._coming.drop(sequence_id)": "pass"},
         CANCELS,
+        shown_by=156,
     ),
     Mutant(
         "a reservation that is gone is waited for",

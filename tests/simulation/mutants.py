@@ -37,13 +37,15 @@ CANCELS = (Kind.CANCEL, Kind.SLOW, Kind.STALL_DATA)
 @dataclass(frozen=True)
 class Mutant:
     """edits: texts in the method's source, each there once, and what stands there instead. kinds: faults that show
-    it; None for whatever a history may have, prompts that are computed beside generation among it."""
+    it; None for whatever a history may have, prompts that are computed beside generation among it. shown_by: the seed
+    to begin with, of a history that has shown it; another one may show it when the simulation has changed."""
 
     name: str
     owner: type
     method: str
     edits: dict[str, str]
     kinds: tuple[Kind, ...] | None
+    shown_by: int = 0
 
     @contextmanager
     def at_large(self):
@@ -155,6 +157,7 @@ MUTANTS = (
         "_drain",
         {"if self._reads:": "if False:"},
         CANCELS,
+        shown_by=42,
     ),
     Mutant(
         "a withdrawn reservation does not wait for the last write",
@@ -176,6 +179,7 @@ MUTANTS = (
         "_settle",
         {"ours != self._manifest.digest": "False"},
         FLIPS,
+        shown_by=80,
     ),
     Mutant(
         "any index is taken",
@@ -218,6 +222,7 @@ MUTANTS = (
         "tick",
         {"now - self._heard >= lease": "False"},
         SILENCE,
+        shown_by=21,
     ),
     Mutant(
         "a withdrawn reservation is bound",
@@ -225,6 +230,7 @@ MUTANTS = (
         "_bind",
         {"reservation.state is not ReservationState.GRANTED": "False"},
         CANCELS,
+        shown_by=68,
     ),
     Mutant(
         "a withdrawn reservation is adopted",
@@ -232,6 +238,7 @@ MUTANTS = (
         "_adopt",
         {"reservation.state is not ReservationState.BOUND": "False"},
         CANCELS,
+        shown_by=120,
     ),
     Mutant(
         "a prompt that is computed beside generation takes all of itself from the cache",
@@ -239,6 +246,7 @@ MUTANTS = (
         "links",
         {" - (self.ticket is None)": ""},
         None,
+        shown_by=74,
     ),
     Mutant(
         "a prompt that ends early keeps its blocks",
@@ -246,6 +254,7 @@ MUTANTS = (
         "end",
         {"self._core.pool.release(prompt.sequence.table)": "pass"},
         None,
+        shown_by=132,
     ),
     Mutant(
         "a prompt that is computed keeps its place",
@@ -260,6 +269,7 @@ MUTANTS = (
         "_close",
         {"host.insist(partial(host.worker.drop, gateway))": "pass"},
         DEATHS,
+        shown_by=535,
     ),
     Mutant(
         "a lost worker is told to nobody",
@@ -284,6 +294,7 @@ MUTANTS = (
         "restore",
         {"zip(self._owned[who][first:], blocks": "zip(self._owned[who][first:][::-1], blocks"},
         (),
+        shown_by=66,
     ),
     Mutant(
         "who is given up keeps what it was promised",
@@ -291,6 +302,7 @@ MUTANTS = (
         "_preempt",
         {"self.pool.waive(sequence.credit)": "pass"},
         (),
+        shown_by=83,
     ),
     Mutant(
         "a gateway that missed what is cached is never told again",

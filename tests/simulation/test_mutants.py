@@ -13,7 +13,7 @@ HISTORIES_MAX = 1500
 @pytest.mark.parametrize("mutant", (*MUTANTS, *SIMULATED), ids=lambda mutant: mutant.name)
 def test_the_simulation_notices_when(mutant):
     with mutant.at_large():
-        for seed in range(HISTORIES_MAX):
+        for seed in (mutant.shown_by, *range(HISTORIES_MAX)):
             violation, _ = history.attempt(draw(seed, mutant.kinds))
             if violation is not None:
                 return

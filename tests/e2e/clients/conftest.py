@@ -3,6 +3,7 @@
 import json
 import os
 import subprocess
+import sys
 import venv
 from pathlib import Path
 
@@ -16,17 +17,10 @@ class Environment:
     """A virtual environment. Skips the test where there is no index to install from."""
 
     def __init__(self, folder, *requirements):
-        venv.create(folder, with_pip=True)
+        venv.create(folder, with_pip=False)
         self.folder = folder
-        argv = [
-            self.program("python"),
-            "-m",
-            "pip",
-            "install",
-            "-q",
-            "--disable-pip-version-check",
-            *requirements,
-        ]
+        pip = (sys.executable, "-m", "pip", "--python", self.program("python"), "--disable-pip-version-check")
+        argv = [*pip, "install", "-q", "--no-compile", *requirements]
         try:
             done = subprocess.run(
                 argv, capture_output=True, text=True, timeout=INSTALL_TIMEOUT_S, check=False
