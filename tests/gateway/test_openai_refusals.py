@@ -62,7 +62,6 @@ def chat(*contents, **fields):
         ({"logit_bias": {"": 1}}, "logit_bias"),
         ({"logit_bias": {str(token): 1 for token in range(301)}}, "logit_bias"),
         ({"logit_bias": [[5, 1]]}, "logit_bias"),
-        ({"use_beam_search": True, "best_of": 2, "logit_bias": {"5": 1}}, "logit_bias"),
         ({"bad_words": ["x"]}, "bad_words"),
         ({"allowed_token_ids": [5]}, "allowed_token_ids"),
         ({"tools": [{"type": "function"}]}, "tools"),
