@@ -118,5 +118,5 @@ def report_of(
 ) -> TokenReport:
     """One choice's next token. reason: why it is its last one."""
     end = _END[reason] if reason else None
-    place, (token, logprob, top) = position - order.prompt_tokens, sampled
+    place, token, logprob, top = position - order.prompt_tokens, sampled.token, sampled.logprob, sampled.top
     return TokenReport(order.key, place, token, logprob, top, end, cached_tokens, choice)

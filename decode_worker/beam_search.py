@@ -1,8 +1,9 @@
 """Which runs of tokens a beam search follows, and which it has completed: scores only.
 
 Scored as transformers' `generate` does (5.x, `_beam_search`), so that the answers are the same: the likeliest
-continuations of all hypotheses together, complete ones divided by their length to the power of a penalty, the search
-over when no better one is likely. Pure; knows no block, no model and no worker.
+continuations of all hypotheses together, biases and penalties applied to their logprobs, complete ones divided by
+their length to the power of a penalty, the search over when no better one is likely. Pure; knows no block, no model
+and no worker.
 """
 
 import math
@@ -28,7 +29,7 @@ class Step:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Hypothesis:
-    """A run of tokens behind the prompt. total: sum of their logprobs. parent: which of the hypotheses before it goes
+    """A run of tokens behind the prompt. total: sum of their scores. parent: which of the hypotheses before it goes
     on. end: why it is complete."""
 
     steps: tuple[Step, ...] = ()
@@ -54,15 +55,15 @@ class BeamSearch:
         self._rules = rules
         self._prompt_tokens = prompt_tokens
         self._complete: list[Complete] = []
-        self._candidates = max(2, 1 + len(rules.stop_token_ids)) * beam.width
+        self._ranked = max(2, 1 + len(rules.stop_token_ids)) * beam.width
 
-    def alternatives(self) -> int:
+    def candidates(self) -> int:
         """Likeliest tokens that it has to know of each hypothesis."""
-        return self._candidates + len(self._rules.stop_token_ids)
+        return self._ranked + len(self._rules.stop_token_ids)
 
     def advance(self, rows: Sequence[Sampled]) -> None:
         """One more token. rows: what is likely after each running hypothesis. Nothing runs any more when it is over."""
-        ranked = sorted(self._continuations(rows), key=lambda each: -each.total)[: self._candidates]
+        ranked = sorted(self._continuations(rows), key=lambda each: -each.total)[: self._ranked]
         for hypothesis in ranked[: self._beam.width]:
             if hypothesis.end is not None:
                 self._complete.append(Complete(hypothesis=hypothesis, score=self._score(hypothesis)))
@@ -80,12 +81,12 @@ class BeamSearch:
         for parent, (before, row) in enumerate(zip(self.running, rows, strict=True)):
             length = self._prompt_tokens + len(before.steps) + 1
             early = length <= self._rules.min_length
-            for token, logprob in row.top:
+            for token, score, logprob in row.candidates:
                 if early and token in self._rules.stop_token_ids:
                     continue
                 yield Hypothesis(
                     steps=(*before.steps, Step(token=token, logprob=logprob, top=row.top)),
-                    total=before.total + logprob,
+                    total=before.total + score,
                     parent=parent,
                     end=self._rules.end_with(token, length),
                 )

@@ -4,9 +4,10 @@ Called by the worker on the step thread. It computes the last token of the promp
 one place. One credit covers all hypotheses: what those that are given up had, the others may write. Decides no scores.
 """
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from decode_worker.beam_search import BeamSearch, Hypothesis
+from engine.adjustments import Adjustments
 from engine.cache.block_pool import Credit
 from engine.cache.block_table import BlockTable
 from engine.cache.prefix_chain import PrefixChain
@@ -19,9 +20,11 @@ from service.reports import TokenEnd, TokenReport
 
 @dataclass(slots=True, kw_only=True)
 class Branch:
-    """The sequence of one hypothesis. sampled: what is likely after it, once it is known; then it runs no more."""
+    """The sequence of one hypothesis. adjustments: after its tokens, without the one that the engine draws. sampled:
+    what is likely after it, once it is known; then it runs no more."""
 
     sequence: Sequence
+    adjustments: Adjustments | None
     sampled: Sampled | None = None
 
 
@@ -75,11 +78,14 @@ class Search:
         parents = [branch.sequence for branch in self._branches]
         children = []
         for index, hypothesis in enumerate(self.scores.running):
-            parent = parents[hypothesis.parent]
+            parent, adjusted = parents[hypothesis.parent], self._branches[hypothesis.parent].adjustments
             assert parent.table is not None
             tokens = [*parent.tokens[: parent.computed], hypothesis.steps[-1].token]
             table, chain = pool.fork(parent.table, parent.table.owner), parent.chain.fork()
-            children.append(self._sequence(index, tokens, parent.computed, table, chain, parent.arrived))
+            adjusted = None if adjusted is None else adjusted.after(tokens[-1])
+            children.append(
+                self._sequence(index, tokens, parent.computed, table, chain, parent.arrived, adjusted)
+            )
         for parent in parents:
             assert parent.table is not None
             pool.release(parent.table)
@@ -89,7 +95,7 @@ class Search:
         self._adopt(children)
 
     def _adopt(self, sequences: list[Sequence]) -> None:
-        self._branches = [Branch(sequence=sequence) for sequence in sequences]
+        self._branches = [Branch(sequence=each, adjustments=each.adjustments) for each in sequences]
         for sequence in sequences:
             sequence.credit = self.credit
             self.core.adopt(sequence)
@@ -102,13 +108,16 @@ class Search:
         table: BlockTable,
         chain: PrefixChain,
         arrived: float,
+        adjustments: Adjustments | None = None,
     ) -> Sequence:
         """The token that the engine draws for it is of no interest, only what is likely there."""
-        alternatives = max(self.scores.alternatives(), self.order.logprobs or 0)
+        drawn = self.order.sampling(self.order.choices[0], SamplingParams)
         return Sequence(
             id=(self.order.key.request_id, self.order.key.attempt, index),
             tokens=tokens,
-            sampling=SamplingParams(logprobs=alternatives),
+            sampling=replace(drawn, temperature=0.0, candidates=self.scores.candidates()),
+            prompt_tokens=self.order.prompt_tokens,
+            adjustments=adjustments,
             stop=StopRules(length_limit=self.order.length_limit() + 1),
             arrived=arrived,
             preemptions=PREEMPTIONS_MAX,
@@ -127,7 +136,7 @@ def reports_of(order: SequenceOrder, answers: list[Hypothesis]) -> list[TokenRep
             position=position,
             token_id=step.token,
             logprob=None if order.logprobs is None else step.logprob,
-            top=step.top[: order.logprobs or 0],
+            top=step.top,
             end=TokenEnd[answer.end.name] if answer.end and position == len(answer.steps) - 1 else None,
         )
         for choice, answer in zip(order.choices, answers, strict=True)

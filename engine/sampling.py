@@ -14,7 +14,7 @@ import torch
 
 from engine.adjustments import Adjustments
 from engine.constraint import TokenMask, admits
-from engine.distribution import Logits, filtered, logprobs_of
+from engine.distribution import Logits, descending, filtered, largest, log_total, logprobs_of
 from engine.errors import NonFiniteLogits
 from engine.noise import uniform
 from engine.sequence import SamplingParams
@@ -36,18 +36,28 @@ class SampleRow(NamedTuple):
     allowed: TokenMask | None = None
 
 
+class Candidate(NamedTuple):
+    """A token that may come next. score: its logprob with biases and penalties in it, which are added to logprobs as
+    they are to logits; nothing is normalised again. logprob: the model's own."""
+
+    token: int
+    score: float
+    logprob: float
+
+
 class Sampled(NamedTuple):
     """A token.
 
     Logprobs are natural logarithms under the model's own distribution: before biases, penalties, bans, temperature
     and filters.
     logprob is None and top empty unless asked for. top: (token id, logprob), the likeliest first, lower ids
-    first among equals; the sampled token need not be among them.
+    first among equals; the sampled token need not be among them. candidates: as many as asked for, by falling score.
     """
 
     token: int
     logprob: float | None
     top: tuple[tuple[int, float], ...]
+    candidates: tuple[Candidate, ...] = ()
 
 
 class Sampler:
@@ -72,6 +82,7 @@ class Sampler:
             Sampled(greedy, None, ())
             if row.params.temperature == 0.0
             and row.params.logprobs is None
+            and not row.params.candidates
             and row.adjustments is None
             and _free(row)
             else _sample_row(values[index], row, greedy)
@@ -80,11 +91,25 @@ class Sampler:
 
 
 def _sample_row(logits: Logits, row: SampleRow, likeliest: int) -> Sampled:
-    token = _token(logits, row, likeliest)
+    token, candidates = _token(logits, row, likeliest), _candidates(logits, row)
     if row.params.logprobs is None:
-        return Sampled(token=token, logprob=None, top=())
+        return Sampled(token=token, logprob=None, top=(), candidates=candidates)
     logprob, top = logprobs_of(logits, token, row.params.logprobs)
-    return Sampled(token=token, logprob=logprob, top=top)
+    return Sampled(token=token, logprob=logprob, top=top, candidates=candidates)
+
+
+def _candidates(logits: Logits, row: SampleRow) -> tuple[Candidate, ...]:
+    count = min(row.params.candidates, len(logits))
+    if not count:
+        return ()
+    total = log_total(logits)
+    if row.adjustments is None:
+        best = descending(logits, largest(logits, count)).tolist()
+        logprobs = [float(logits[token]) - total for token in best]
+        return tuple(map(Candidate, best, logprobs, logprobs))
+    scores = row.adjustments.apply(np.subtract(logits, total, dtype=np.float64).astype(np.float32))
+    best = descending(scores, largest(scores, count)).tolist()
+    return tuple(Candidate(token, float(scores[token]), float(logits[token]) - total) for token in best)
 
 
 def _free(row: SampleRow) -> bool:

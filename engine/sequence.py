@@ -31,7 +31,8 @@ class SamplingParams:
 
     temperature: [0, 2], 0 is greedy. top_k: count, 0 is off. top_p: (0, 1], 1 is off. min_p: [0, 1], 0 is off.
     seed: any 64-bit integer; the noise of the token at position p is a function of (seed, p) alone.
-    logprobs: number of alternatives per token, None for no logprobs at all.
+    logprobs: number of alternatives per token, None for no logprobs at all. candidates: how many of the likeliest next
+    tokens are told beside the one that is drawn, for whoever draws by itself.
     presence_penalty, frequency_penalty: [-2, 2], 0 is off. repetition_penalty: (0, 2], 1 is off. logit_bias: each in
     [-100, 100]. What these four do: `engine.adjustments`.
     """
@@ -42,6 +43,7 @@ class SamplingParams:
     min_p: float = 0.0
     seed: int = 0
     logprobs: int | None = None
+    candidates: int = 0
     presence_penalty: float = 0.0
     frequency_penalty: float = 0.0
     repetition_penalty: float = 1.0
@@ -125,9 +127,9 @@ class Sequence:
     up, here or elsewhere. twins: how further tokens are drawn from the row that its next one is drawn from, for other
     choices that begin with the same tokens, with the same penalties and biases. prompt_tokens: how many of the tokens
     that it was made with come before the answer; needed for penalties and biases only. adjustments: what these make of
-    the known tokens. scored: alternatives of each known token after the first, None where nobody asks how likely these
-    are; where somebody does, all of them are computed, whatever is cached. constraint: what its further tokens, and its
-    twins' next ones, may be.
+    the known tokens, computed where it is not given. scored: alternatives of each known token after the first, None
+    where nobody asks how likely these are; where somebody does, all of them are computed, whatever is cached.
+    constraint: what its further tokens, and its twins' next ones, may be.
     """
 
     id: SequenceId
@@ -148,9 +150,11 @@ class Sequence:
     credit: Credit | None = None
     state: State = field(default=State.WAITING)
     end_reason: EndReason | None = None
-    adjustments: Adjustments | None = field(init=False, compare=False)
+    adjustments: Adjustments | None = field(default=None, compare=False)
 
     def __post_init__(self) -> None:
+        if self.adjustments is not None:
+            return
         params = self.sampling
         self.adjustments = adjustments_of(
             self.tokens,

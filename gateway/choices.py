@@ -15,9 +15,6 @@ _NOT_WITH_BEAM = {
     "top_p": 1,
     "min_p": 0,
     "best_of": 0,
-    "presence_penalty": 0,
-    "frequency_penalty": 0,
-    "repetition_penalty": 1,
 }
 """What says nothing in each of these fields."""
 
@@ -69,8 +66,6 @@ def _not_with_beam(spec: inference_pb2.GenerationSpec) -> Iterator[FieldViolatio
         for field, nothing in _NOT_WITH_BEAM.items()
         if sampling.HasField(field) and getattr(sampling, field) != nothing
     ]
-    if sampling.logit_bias:
-        given.append("logit_bias")
     for field in given:
         yield FieldViolation(field=f"sampling.{field}", description="not with beam search")
     if spec.stop.strings:

@@ -56,7 +56,7 @@ class EventStream(Response):
                 await _send(send, await self._frames(index, delta))
             await _send(send, b"".join(map(_frame, self._answer.closing())))
         except ServiceError as error:
-            return _frame(error_object(error))
+            return _frame(error_object(error, self._answer.names))
         except Exception:
             _log.exception("a stream failed")
             return _frame(error_object(InternalFault("internal error")))

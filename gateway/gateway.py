@@ -9,7 +9,10 @@ from contextlib import suppress
 from dataclasses import replace
 from datetime import datetime
 from functools import partial
+from importlib.util import find_spec
 from itertools import chain
+
+import grpc
 
 from crossdock.v1 import control_pb2, inference_pb2
 from crossdock.v1.control_pb2_grpc import add_ControlServiceServicer_to_server
@@ -139,8 +142,9 @@ class _Gateway:
             self._prefills, self._decodes, self._admission, owns=self._orchestrator.asked_for
         )
         add_ControlServiceServicer_to_server(control, grpc_server)
+        others = self._serve_routers(grpc_server)
         if options.enable_reflection:
-            server.enable_reflection(grpc_server, (_INFERENCE, _CONTROL, HEALTH))
+            server.enable_reflection(grpc_server, (_INFERENCE, _CONTROL, HEALTH, *others))
         grpc_server.add_generic_rpc_handlers((self._open_rca,))
         rules = BindRules(allow_wildcard=options.allow_wildcard_bind, allow_insecure=options.allow_insecure)
         grpc_port = server.bind(grpc_server, f"{options.grpc_host}:{options.grpc_port}", rules, self._tls)
@@ -168,6 +172,15 @@ class _Gateway:
             )
             for task in (*background, announcing):
                 task.cancel()
+
+    def _serve_routers(self, grpc_server: grpc.aio.Server) -> tuple[str, ...]:
+        """vLLM's service too, where its messages are installed. Names what is served."""
+        if find_spec("smg_grpc_proto") is None:
+            return ()
+        from gateway import vllm_engine
+
+        vllm_engine.register(grpc_server, self._frontend, self._access, self._utilization.trailer)
+        return (vllm_engine.SERVICE,)
 
     async def _announce(self, grpc_port: int, http_url: str) -> None:
         """Say that this process serves: once all workers are there, or some time after one is that generates."""

@@ -45,6 +45,12 @@ class BoundedHttp(HttpToolsProtocol):
         self._unstall()
         super().resume_writing()
 
+    def on_response_complete(self) -> None:
+        """Reading may have been paused until now: what is on its way has its time from here."""
+        super().on_response_complete()
+        if self._patience is not None:
+            self._wait(BODY_S)
+
     def on_message_begin(self) -> None:
         self._wait(HEAD_S)
         super().on_message_begin()
@@ -95,8 +101,15 @@ class BoundedHttp(HttpToolsProtocol):
         self._patience = None if seconds is None else self.loop.call_later(seconds, self._out_of_patience)
 
     def _out_of_patience(self) -> None:
-        if not self.transport.is_closing():
+        if self._answers():
+            self._wait(HEAD_S)
+        elif not self.transport.is_closing():
             self._refuse(408, "the request took too long to arrive", "request_timeout")
+
+    def _answers(self) -> bool:
+        """A request that came whole: what is on its way behind it takes nothing from its answer."""
+        own = self.cycle is not None and not self.cycle.response_complete and not self.cycle.more_body
+        return own or bool(self.pipeline)
 
     def _refuse(self, status: int, message: str, code: str) -> None:
         """Ends the connection; says why unless an answer is on its way already."""

@@ -15,9 +15,11 @@ _UINT32_MAX = 2**32 - 1
 
 
 class JsonFields:
-    """A field of the wrong type reads as absent, and is reported by `refuse`."""
+    """A field of the wrong type reads as absent, and is reported by `refuse`. written: by which of its names a field of
+    the message was given, where it has several."""
 
     def __init__(self, values: JsonObject) -> None:
+        self.written: dict[str, str] = {}
         self._values = values
         self._violations: list[FieldViolation] = []
 

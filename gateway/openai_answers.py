@@ -48,6 +48,7 @@ class Answer:
         id: str,
         created: int,
     ) -> None:
+        self.names = call.names[0]
         self._call = call
         self._requests = requests
         self._choices = [

@@ -9,7 +9,7 @@ import orjson
 from starlette.responses import Response
 
 from gateway.json_fields import JsonObject
-from gateway.openai_schema import json_name
+from gateway.openai_names import USUAL_NAMES, FieldNames
 from service.errors import InvalidRequest, ServiceError
 from service.status import http_status
 
@@ -18,18 +18,18 @@ _RETRY_STATUSES = (429, 503)
 _VIOLATIONS_MAX = 8
 
 
-def error_object(error: ServiceError) -> JsonObject:
-    """Fields are named as in the JSON request; the first of many mistakes are enough."""
+def error_object(error: ServiceError, names: FieldNames = USUAL_NAMES) -> JsonObject:
+    """names: of the fields in the JSON request. The first of many mistakes are enough."""
     _, kind, code = http_status(error)
     message, param = error.message, None
     if isinstance(error, InvalidRequest) and error.violations:
         first = error.violations[:_VIOLATIONS_MAX]
-        named = [(json_name(violation.field), violation.description) for violation in first]
+        named = [(names.of(violation.field), violation.description) for violation in first]
         message, param = "; ".join(f"{name}: {rule}" for name, rule in named), named[0][0]
     return {"error": {"message": message, "type": kind, "param": param, "code": code}}
 
 
-def error_response(error: ServiceError) -> Response:
+def error_response(error: ServiceError, names: FieldNames = USUAL_NAMES) -> Response:
     """With Retry-After where another try can help, and the scheme where a credential would."""
     status, _, _ = http_status(error)
     headers = {}
@@ -37,7 +37,7 @@ def error_response(error: ServiceError) -> Response:
         headers["retry-after"] = str(max(1, math.ceil((error.retry_after_ms or 0) / 1000)))
     if status == 401:
         headers["www-authenticate"] = "Bearer"
-    return Response(orjson.dumps(error_object(error)), status, headers, JSON_TYPE)
+    return Response(orjson.dumps(error_object(error, names)), status, headers, JSON_TYPE)
 
 
 def plain_error(status: int, message: str, code: str) -> Response:

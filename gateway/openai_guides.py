@@ -19,11 +19,14 @@ _KNOWN = {*_RULES, *_NOT_OFFERED, *_OFF}
 
 
 def guide_of(fields: JsonFields) -> Guide | None:
-    """None where nothing is asked. What is wrong or said twice is noted in `fields`."""
+    """None where nothing is asked. What is wrong or said twice is noted in `fields`, and by which name it was asked."""
     wishes = [*_response_format(fields), *_structured_outputs(fields), *_rules(fields, "guided_")]
     if len(wishes) > 1:
         fields.wrong(wishes[1][0], f"not with {wishes[0][0]}: one rule on what the answer must be")
-    return wishes[0][1] if wishes else None
+    if not wishes:
+        return None
+    fields.written["guide"], guide = wishes[0]
+    return guide
 
 
 def _response_format(fields: JsonFields) -> Iterator[tuple[str, Guide]]:

@@ -29,6 +29,7 @@ from gateway.merge import merge
 from gateway.openai_answers import Answer
 from gateway.openai_dialects import ChatDialect, CompletionDialect, Dialect
 from gateway.openai_errors import JSON_TYPE, error_response, plain_error
+from gateway.openai_names import USUAL_NAMES
 from gateway.openai_schema import (
     PROMPTS_MAX,
     Call,
@@ -144,10 +145,10 @@ class _Face:
         request_id = self._request_id(request)
         call = await self._read(request, lambda body: read(body, request_id))
         tenant = getattr(request.state, TENANT)
-        accepted = [
-            await self._frontend.accept(spec, None, tenant=tenant, streamed=call.stream)
-            for spec in call.specs
-        ]
+        accepted = []
+        for spec, names in zip(call.specs, call.names, strict=True):
+            request.state.names = names
+            accepted.append(await self._frontend.accept(spec, None, tenant=tenant, streamed=call.stream))
         created = int(self._frontend.wall().timestamp())
         answer = Answer(call, accepted, self._frontend.tokenizer, dialect, id=request_id, created=created)
         headers = {REQUEST_ID_KEY: request_id}
@@ -215,7 +216,7 @@ def _wrong_body(rule: str) -> InvalidRequest:
 
 async def _on_refusal(request: Request, error: Exception) -> Response:
     assert isinstance(error, ServiceError)
-    return error_response(error)
+    return error_response(error, getattr(request.state, "names", USUAL_NAMES))
 
 
 async def _on_http_error(request: Request, error: Exception) -> Response:

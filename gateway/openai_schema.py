@@ -12,6 +12,7 @@ from typing import Any
 from crossdock.v1 import inference_pb2
 from gateway.json_fields import JsonFields, JsonObject, is_ids, is_texts
 from gateway.openai_guides import guide_of
+from gateway.openai_names import FieldNames
 
 PROMPTS_MAX = 16
 COMPLETION_TOKENS_DEFAULT = 16
@@ -40,25 +41,15 @@ _OTHERS: Mapping[str, Collection[object]] = {
 }
 _NOT_OFFERED = {**_WORDS, **_TOOLS, **_OTHERS}
 
-# Where a field of a message stands in the JSON.
-_JSON_NAMES = {
-    "text": "prompt",
-    "token_ids.ids": "prompt",
-    "token_ids": "tokens",
-    "chat": "messages",
-    "chat.messages": "messages",
-    "stop.strings": "stop",
-    "stop.token_ids": "stop_token_ids",
-    "sampling.beam_width": "best_of",
-}
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Call:
-    """What a client wants. specs: one per prompt; the choices of each come before those of the next. echo: the prompt
-    comes before the answer. prompt_logprobs: alternatives of each token of the prompt, in vLLM's form, if wanted."""
+    """What a client wants. specs: one per prompt; the choices of each come before those of the next. names: what the
+    client calls the fields of each. echo: the prompt comes before the answer. prompt_logprobs: alternatives of each
+    token of the prompt, in vLLM's form, if wanted."""
 
     specs: tuple[inference_pb2.GenerationSpec, ...]
+    names: tuple[FieldNames, ...]
     stream: bool
     include_usage: bool
     continuous_usage: bool
@@ -77,6 +68,8 @@ def completion_call(body: JsonObject, request_id: str) -> Call:
     echo = fields.flag("echo")
     asked = base.output.prompt_logprobs >= 0 and (base.output.HasField("logprobs") or max_tokens == 0)
     if echo and asked:
+        if fields.raw("prompt_logprobs") is None:
+            fields.written["output.prompt_logprobs"] = "echo"
         base.output.prompt_logprobs = max(base.output.prompt_logprobs, base.output.logprobs)
     call = _call(fields, [_with_prompt(base, prompt) for prompt in prompts], request_id, echo=echo)
     fields.refuse()
@@ -88,6 +81,8 @@ def chat_call(body: JsonObject, request_id: str) -> Call:
     fields = JsonFields(body)
     max_tokens, older_name = fields.integer("max_completion_tokens"), fields.integer("max_tokens")
     base = _base(fields, older_name if max_tokens is None else max_tokens, begins=False)
+    fields.written["sampling.max_tokens"] = "max_tokens" if max_tokens is None else "max_completion_tokens"
+    fields.written["output.logprobs"] = "top_logprobs"
     base.chat.CopyFrom(_chat(fields))
     fields.neutral_only("echo", (False,))
     wanted, alternatives = fields.flag("logprobs"), fields.integer("top_logprobs")
@@ -128,19 +123,14 @@ def detokenize_request(body: JsonObject) -> inference_pb2.DetokenizeRequest:
     return inference_pb2.DetokenizeRequest(model=model, token_ids=token_ids, include_special_tokens=special)
 
 
-def json_name(field: str) -> str:
-    """The JSON field that a client knows a message's field by; of a guide the kind of rule, wherever it was said."""
-    path, bracket, place = field.partition("[")
-    plain = path.removeprefix("sampling.").removeprefix("output.").removeprefix("guide.")
-    return _JSON_NAMES.get(path, plain) + bracket + place
-
-
 def _base(fields: JsonFields, max_tokens: int | None, *, begins: bool) -> inference_pb2.GenerationSpec:
     """Everything but the prompt and the logprobs. begins: whether the prompt gets a begin-of-sequence token
     from the server."""
     for field, neutral in _NOT_OFFERED.items():
         fields.neutral_only(field, neutral)
     fields.neutral_only("add_special_tokens", (begins,))
+    if isinstance(fields.raw("stop"), str):
+        fields.written["stop.strings[0]"] = "stop"
     return inference_pb2.GenerationSpec(
         model=fields.text("model") or "",
         cache_salt=fields.text("cache_salt") or "",
@@ -182,6 +172,8 @@ def _choices(fields: JsonFields) -> dict[str, Any]:
         fields.neutral_only("length_penalty", (1,))
         fields.neutral_only("early_stopping", (False,))
         return {"best_of": best_of}
+    if best_of is None and fields.raw("n") is not None:
+        fields.written["sampling.beam_width"] = "n"
     return {
         "beam_width": (fields.integer("n") or 1) if best_of is None else best_of,
         "length_penalty": fields.number("length_penalty"),
@@ -236,6 +228,7 @@ def _call(
     fields.take("stream_options.", options)
     return Call(
         specs=tuple(specs),
+        names=tuple(_names(fields, None if len(specs) == 1 else index) for index in range(len(specs))),
         stream=fields.flag("stream"),
         include_usage=include_usage,
         continuous_usage=continuous_usage,
@@ -243,6 +236,12 @@ def _call(
         prompt_logprobs=fields.integer("prompt_logprobs"),
         echo=echo,
     )
+
+
+def _names(fields: JsonFields, index: int | None) -> FieldNames:
+    """index: of the prompt, among several."""
+    prompt = {} if index is None else dict.fromkeys(("prompt", "text", "token_ids.ids"), f"prompt[{index}]")
+    return FieldNames(fields.written | prompt)
 
 
 def _chat(fields: JsonFields) -> inference_pb2.ChatPrompt:

@@ -29,13 +29,17 @@ TokenMask: TypeAlias = NDArray[np.uint32]
 
 NOT_INSTALLED = "needs llguidance, which is not installed here: pip install 'crossdock[guided]'"
 COMPILED_MAX = 64
-PATIENCE_S = 0.5
-PATIENCE_PER_TOKEN_S = 0.005
+PATIENCE_S = 0.1
+PATIENCE_PER_TOKEN_S = 0.003
 """What masks of one answer may take of the step thread, in processor time: at once, and from then on for each token. A
 usual one takes a tenth of a millisecond."""
 REASON_CHARACTERS_MAX = 200
+OPTIONAL_PROPERTIES_MAX = 500
+"""Of an object, where nothing else is ambiguous: four items each. More of them would use up the patience."""
+TRIAL_WALKS = 8
 TRIAL_TOKENS = 16
-"""So far a guide is followed when it is tried: what explodes behind its first token is found out at the door."""
+"""So often and so far a guide is followed when it is tried: what explodes behind its first tokens is found out at the
+door."""
 
 _WHITESPACE = r"\x20|\x0A[\x20\x09]{0,32}"
 """Between the parts of JSON: a space, or a new line and its indentation. Small models never end what is free here."""
@@ -61,7 +65,6 @@ class GuideCompiler:
         self._vocab_size = vocab_size
         self._lock = threading.Lock()
         self._tokens: llguidance.LLTokenizer | None = None
-        self._limits: llguidance.LLParserLimits | None = None
         self._ends: frozenset[int] = frozenset()
         self._compiled: OrderedDict[Guide, GuideMatcher] = OrderedDict()
 
@@ -92,7 +95,8 @@ class GuideCompiler:
         import llguidance
 
         assert self._tokens is not None
-        matcher = llguidance.LLMatcher(self._tokens, _grammar(guide), log_level=0, limits=self._limits)
+        limits = _limits(guide.kind)
+        matcher = llguidance.LLMatcher(self._tokens, _grammar(guide), log_level=0, limits=limits)
         if matcher.is_error():
             raise GuideRefused(_reason(matcher.get_error()))
         known = self._tokens.vocab_size
@@ -122,7 +126,6 @@ class GuideCompiler:
         if self._vocab_size is not None and self._vocab_size < vocabulary.size:
             raise GuideRefused("the model has fewer tokens than its vocabulary")
         self._ends = frozenset(vocabulary.eos_token_ids)
-        self._limits = _limits()
         tokens = _TokenBytes(vocabulary, pieces)
         self._tokens = llguidance.LLTokenizer(
             tokens,  # type: ignore[arg-type]  # what it asks for is documented in its TokenizerWrapper
@@ -192,10 +195,31 @@ class GuideMatcher:
             self._matcher.unsafe_compute_mask_ptr(mask.ctypes.data, words * mask.itemsize)
             if self._matcher.is_error():
                 mask[:] = 0
+            else:
+                self._keep_ends_for_the_end(mask)
         return mask
 
+    def _keep_ends_for_the_end(self, mask: TokenMask) -> None:
+        """A grammar may name an end-of-sequence token anywhere; an answer ends with it, so that it may follow only
+        where the answer is complete, or is so with it."""
+        for token in self.ends:
+            bit = np.uint32(1 << token % 32)
+            if mask[token // 32] & bit and not self._complete_with(token):
+                mask[token // 32] &= ~bit
+
+    def _complete_with(self, end: int) -> bool:
+        if self._matcher.is_accepting():
+            return True
+        ended = self._matcher.deep_copy()
+        return bool(ended.consume_token(end)) and bool(ended.is_accepting())
+
     def try_out(self) -> None:
-        """Follow it for a few tokens, by a way that depends on nothing else. Raises GuideRefused where it breaks."""
+        """Follow it for a few tokens, several times, by ways that depend on nothing else. Raises GuideRefused where it
+        breaks."""
+        for walk in range(TRIAL_WALKS):
+            self.fork()._follow(walk)
+
+    def _follow(self, walk: int) -> None:
         ends = sorted(self.ends)
         for step in range(TRIAL_TOKENS):
             may = np.flatnonzero(np.unpackbits(self.allowed().view(np.uint8), bitorder="little"))
@@ -204,7 +228,7 @@ class GuideMatcher:
             going_on = np.setdiff1d(may, ends, assume_unique=True)
             if not len(going_on):
                 return
-            self.advance(int(going_on[0 if step % 2 else len(going_on) // 2]))
+            self.advance(int(going_on[len(going_on) * (walk * (2 * step + 1) % TRIAL_WALKS) // TRIAL_WALKS]))
 
 
 class _TokenBytes:
@@ -226,15 +250,17 @@ class _TokenBytes:
         return list(self._backend.encode(given, add_special_tokens=False).ids)
 
 
-def _limits() -> "llguidance.LLParserLimits":
-    """Of work and memory, in llguidance's units: the worst step takes tens of milliseconds, all states tens of MiB."""
+def _limits(kind: GuideKind) -> "llguidance.LLParserLimits":
+    """Of work and memory, in llguidance's units: the worst step takes some ten milliseconds, all states tens of MiB. An
+    object of many optional properties takes many items in few of its steps, an ambiguous grammar in each."""
     import llguidance
 
+    of_json = kind in (GuideKind.JSON_SCHEMA, GuideKind.JSON_OBJECT)
     return llguidance.LLParserLimits(
         initial_lexer_fuel=100_000,
         step_lexer_fuel=20_000,
-        step_max_items=10_000,
-        max_items_in_row=2_000,
+        step_max_items=50_000 if of_json else 5_000,
+        max_items_in_row=4 * OPTIONAL_PROPERTIES_MAX if of_json else 2_000,
         max_lexer_states=10_000,
         max_grammar_size=50_000,
         verbose_errors=False,

@@ -368,10 +368,6 @@ def _beam_rules(order: SequenceOrder, beam: Beam | None) -> tuple[tuple[str, boo
         ("beam.length_penalty", penalty, f"in [-{LENGTH_PENALTY_MAX}, {LENGTH_PENALTY_MAX}]"),
         ("choices", len(order.choices) <= beam.width, "at most beam.width"),
         ("token_ids", len(order.token_ids) == order.prompt_tokens, "a search begins at the prompt's end"),
-        ("presence_penalty", order.presence_penalty == 0, "not with a beam search"),
-        ("frequency_penalty", order.frequency_penalty == 0, "not with a beam search"),
-        ("repetition_penalty", order.repetition_penalty == 1, "not with a beam search"),
-        ("logit_bias", not order.logit_bias, "not with a beam search"),
     )
 
 

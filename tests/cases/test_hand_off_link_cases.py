@@ -239,6 +239,7 @@ async def test_case_21_three_times_the_blocks_of_the_decode_workers_are_served_i
 
 
 async def test_case_22_a_decode_worker_waits_for_the_last_block_and_the_client_has_its_first_token(rig):
+    """And case 79: the first token is seen before the commit."""
     golden = await rig.golden(MIDDLE)
     before = await rig.until_idle()
     for link in rig.links.values():

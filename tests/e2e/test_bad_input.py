@@ -182,6 +182,7 @@ async def test_every_invalid_field_is_named_with_its_limit_and_reaches_no_worker
 
 
 async def test_what_is_no_message_unknown_or_too_large_is_refused_with_details(exact_stack):
+    """Case 80 among them."""
     async with undisturbed(exact_stack), grpc.aio.insecure_channel(exact_stack.grpc) as channel:
         for method, request in METHODS.items():
             for data in NO_MESSAGES:

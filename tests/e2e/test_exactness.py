@@ -35,6 +35,7 @@ def golden_spec(case):
 
 
 async def test_every_golden_prompt_streams_the_golden_tokens(exact_stack):
+    """And case 74: their logprobs, from the first on."""
     async with grpc.aio.insecure_channel(exact_stack.grpc) as channel:
         answers = await asyncio.gather(*(stream(channel, golden_spec(case)) for case in GOLDEN))
     for case, answer in zip(GOLDEN, answers, strict=True):

@@ -176,7 +176,7 @@ async def test_openai_clients_get_json(exact_stack):
         assert is_person(answer["choices"][0]["message"]["content"])
         wrong = {"prompt": "x", "structured_outputs": {"regex": "(a"}}
         refused = await client.post("/v1/completions", json=wrong)
-        assert refused.status_code == 400 and refused.json()["error"]["param"] == "regex"
+        assert refused.status_code == 400 and refused.json()["error"]["param"] == "structured_outputs.regex"
 
 
 def test_the_command_takes_a_schema_from_a_file(exact_stack, tmp_path):

@@ -122,6 +122,7 @@ def test_a_good_answer_asks_for_blocks_then_for_the_prompt_and_cancels_nothing_t
 
 
 def test_an_answer_of_one_token_never_speaks_to_the_decode_worker():
+    """Case 70."""
     scene = Scene(emitted=(11, 12))
     scene.attempt.begin()
     assert scene.p.told[0].submit.ticket == b""

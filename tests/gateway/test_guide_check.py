@@ -126,6 +126,6 @@ async def test_a_gateway_that_checks_none_refuses_all(post, scripted):
     answer = await post(scripted(), "/v1/completions", body)
     assert answer.status_code == 400
     assert (
-        answer.json()["error"]["param"] == "regex"
+        answer.json()["error"]["param"] == "guided_regex"
         and "crossdock[guided]" in answer.json()["error"]["message"]
     )

@@ -13,18 +13,29 @@ from gateway.http_protocol import BoundedHttp
 from gateway.http_server import HttpServer
 from service.bind_rules import LOOPBACK, BindError
 
+PARTS = 12
+"""Of an answer that takes longer than any wait for a request."""
+
 
 async def echo(request):
     return Response(await request.body())
+
+
+async def slow(request):
+    async def parts():
+        for _ in range(PARTS):
+            yield b"part"
+            await asyncio.sleep(0.1)
+
+    return StreamingResponse(parts())
 
 
 @pytest.fixture
 async def server(monkeypatch):
     monkeypatch.setattr(http_protocol, "HEAD_S", 0.2)
     monkeypatch.setattr(http_protocol, "BODY_S", 0.4)
-    server = HttpServer(
-        Starlette(routes=[Route("/", echo, methods=["POST"])]), "127.0.0.1", 0, LOOPBACK, None
-    )
+    routes = [Route("/", echo, methods=["POST"]), Route("/slow", slow)]
+    server = HttpServer(Starlette(routes=routes), "127.0.0.1", 0, LOOPBACK, None)
     await server.start()
     yield server
     await server.stop()
@@ -52,6 +63,19 @@ async def test_a_body_that_does_not_end_in_time_is_cut_off(server):
     head = b"POST / HTTP/1.1\r\nhost: x\r\ncontent-length: 100\r\n\r\n"
     answer = await answer_to(server, head, *[b"x"] * 5, every_s=0.05)
     assert b"408" in answer or answer == b""
+
+
+@pytest.mark.parametrize(
+    "behind",
+    [b"P", b"POST / HTTP/1.1\r\nhost: x\r\n", b"POST / HTTP/1.1\r\nhost: x\r\ncontent-length: 4\r\n\r\na"],
+    ids=["a byte", "half a head", "half a body"],
+)
+async def test_what_is_on_its_way_behind_a_request_cuts_nothing_off_its_answer(server, behind):
+    """Nothing of it comes in time; that is told once the answer is complete."""
+    said = await answer_to(server, b"GET /slow HTTP/1.1\r\nhost: x\r\n\r\n", behind, every_s=0.05)
+    answer, end, rest = said.partition(b"0\r\n\r\n")
+    assert answer.startswith(b"HTTP/1.1 200 ") and answer.count(b"part") == PARTS and end
+    assert rest == b"" or b" 408 " in rest
 
 
 async def test_a_slow_request_that_ends_in_time_is_answered_and_so_is_the_next(server):

@@ -65,6 +65,7 @@ async def test_a_chat_is_answered_whole(post, scripted, batches, tokenizer):
 
 
 async def test_a_completion_is_streamed_with_usage_as_asked(post, scripted, batches, tokenizer):
+    """Case 77."""
     source = scripted(*batches(tokenizer.encode(" one two three")))
     options = {"include_usage": True, "continuous_usage_stats": True}
     body = completion(stream=True, stream_options=options, stop=None, ignore_eos=True, max_tokens=3)

@@ -5,7 +5,7 @@ import asyncio
 import orjson
 import pytest
 
-from service.errors import Exhausted, InternalFault, Unavailable
+from service.errors import Exhausted, GuideFailed, InternalFault, Unavailable
 
 EVENT_S = 10.0
 PROMPT = "The capital of France is"
@@ -62,7 +62,6 @@ def chat(*contents, **fields):
         ({"logit_bias": {"": 1}}, "logit_bias"),
         ({"logit_bias": {str(token): 1 for token in range(301)}}, "logit_bias"),
         ({"logit_bias": [[5, 1]]}, "logit_bias"),
-        ({"use_beam_search": True, "best_of": 2, "logit_bias": {"5": 1}}, "logit_bias"),
         ({"bad_words": ["x"]}, "bad_words"),
         ({"allowed_token_ids": [5]}, "allowed_token_ids"),
         ({"tools": [{"type": "function"}]}, "tools"),
@@ -80,11 +79,20 @@ def chat(*contents, **fields):
         ({"structured_outputs": {"regex": "a", "json_object": True}}, "structured_outputs.regex"),
         ({"guided_regex": "a", "response_format": {"type": "json_object"}}, "guided_regex"),
         ({"guided_regex": 5}, "guided_regex"),
-        ({"guided_regex": ""}, "regex"),
-        ({"guided_choice": []}, "choice"),
+        ({"guided_regex": ""}, "guided_regex"),
+        ({"guided_choice": []}, "guided_choice"),
         ({"guided_choice": [5]}, "guided_choice"),
-        ({"guided_json": {"const": "x" * 70_000}}, "json_schema"),
-        ({"guided_json": {}, "use_beam_search": True, "best_of": 2}, "guide"),
+        ({"guided_grammar": ""}, "guided_grammar"),
+        ({"guided_json": {"const": "x" * 70_000}}, "guided_json"),
+        ({"structured_outputs": {"regex": ""}}, "structured_outputs.regex"),
+        ({"structured_outputs": {"choice": []}}, "structured_outputs.choice"),
+        ({"structured_outputs": {"json": {"const": "x" * 70_000}}}, "structured_outputs.json"),
+        (
+            {"response_format": {"type": "json_schema", "json_schema": {"schema": {"const": "x" * 70_000}}}},
+            "response_format",
+        ),
+        ({"guided_json": {}, "use_beam_search": True, "best_of": 2}, "guided_json"),
+        ({"use_beam_search": True, "n": 17}, "n"),
         ({"echo": "yes"}, "echo"),
         ({"max_tokens": 0, "logprobs": 1}, "max_tokens"),
         ({"max_tokens": -1, "echo": True}, "max_tokens"),
@@ -92,9 +100,10 @@ def chat(*contents, **fields):
         ({"prompt_logprobs": 21}, "prompt_logprobs"),
         ({"prompt_logprobs": -1}, "prompt_logprobs"),
         ({"prompt_logprobs": -1, "echo": True, "logprobs": 1}, "prompt_logprobs"),
+        ({"echo": True, "logprobs": 21}, "logprobs"),
         ({"prompt_logprobs": True}, "prompt_logprobs"),
         ({"prompt_logprobs": 1, "use_beam_search": True, "best_of": 2}, "prompt_logprobs"),
-        ({"echo": True, "logprobs": 1, "use_beam_search": True, "best_of": 2}, "prompt_logprobs"),
+        ({"echo": True, "logprobs": 1, "use_beam_search": True, "best_of": 2}, "echo"),
         ({"truncate_prompt_tokens": 0}, "truncate_prompt_tokens"),
         ({"truncate_prompt_tokens": -2}, "truncate_prompt_tokens"),
         ({"truncate_prompt_tokens": 512}, "truncate_prompt_tokens"),
@@ -103,6 +112,8 @@ def chat(*contents, **fields):
         ({"kv_transfer_params": {"remote_host": "x"}}, "kv_transfer_params"),
         ({"chat_template": "{{ x }}"}, "chat_template"),
         ({"stop": [""]}, "stop[0]"),
+        ({"stop": ["a", ""]}, "stop[1]"),
+        ({"stop": ""}, "stop"),
         ({"stop": 5}, "stop"),
         ({"stop": ["x"] * 17}, "stop"),
         ({"stop_token_ids": [49152]}, "stop_token_ids"),
@@ -115,6 +126,8 @@ def chat(*contents, **fields):
         ({"prompt": ["a", 5]}, "prompt"),
         ({"prompt": [49152]}, "prompt"),
         ({"prompt": [-1]}, "prompt"),
+        ({"prompt": ["a", ""]}, "prompt[1]"),
+        ({"prompt": [[5], [49152]]}, "prompt[1]"),
         ({"prompt": ["a"] * 17}, "prompt"),
         ({"stream": "yes"}, "stream"),
         ({"stream_options": {"include_usage": 1}}, "stream_options.include_usage"),
@@ -145,6 +158,14 @@ async def test_a_bad_field_is_a_400_that_names_it(post, scripted, fields, param)
         ({"messages": [{"role": "user", "content": "x"}], "echo": True}, "echo"),
         ({"messages": [{"role": "user", "content": "x"}], "prompt_logprobs": 21}, "prompt_logprobs"),
         ({"messages": [{"role": "user", "content": "x"}], "max_tokens": 0}, "max_tokens"),
+        (
+            {"messages": [{"role": "user", "content": "x"}], "max_completion_tokens": 0},
+            "max_completion_tokens",
+        ),
+        (
+            {"messages": [{"role": "user", "content": "x"}], "logprobs": True, "top_logprobs": 21},
+            "top_logprobs",
+        ),
         (
             {"messages": [{"role": "user", "content": "x"}], "chat_template_kwargs": {"a": 1}},
             "chat_template_kwargs",
@@ -229,6 +250,28 @@ async def test_an_error_in_a_stream_is_its_last_frame(post, scripted, batches, e
     *_, last, empty = response.text.split("\n\n")
     assert empty == "" and orjson.loads(last.removeprefix("data: "))["error"]["code"] == code
     assert "secret" not in response.text and "[DONE]" not in response.text
+
+
+@pytest.mark.parametrize(
+    ("asked", "name"),
+    [
+        ({"guided_regex": "a"}, "guided_regex"),
+        ({"structured_outputs": {"grammar": 'start: "a"'}}, "structured_outputs.grammar"),
+        ({"response_format": {"type": "json_object"}}, "response_format"),
+    ],
+)
+async def test_what_cannot_go_on_within_its_guide_names_the_guide_as_it_was_asked(
+    client_of, frontend_over, scripted, batches, asked, name
+):
+    async def anything(guide, tenant):
+        pass
+
+    source = scripted(*batches([500], end=None), GuideFailed())
+    async with client_of(frontend_over(source, require_guide=anything)) as client:
+        response = await client.post("/v1/completions", json=completion(stream=True, **asked))
+    *_, last, _ = response.text.split("\n\n")
+    error = orjson.loads(last.removeprefix("data: "))["error"]
+    assert error["code"] == "guide_failed" and error["param"] == name
 
 
 async def test_a_mistake_of_ours_is_a_500_that_tells_nothing(post, scripted):

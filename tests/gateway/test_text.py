@@ -88,6 +88,7 @@ def test_the_text_ends_at_the_stop_string_whose_end_comes_first(tokenizer, text,
 
 @given(texts, st.lists(st.text(alphabet="ab 東é👩", min_size=1, max_size=4), min_size=1, max_size=3))
 def test_only_what_could_become_a_stop_string_is_held_back(tokenizer, text, stops):
+    """Case 75."""
     if any(stop in text for stop in stops):
         return
     fold = make_fold(tokenizer, stops=stops)
@@ -98,6 +99,7 @@ def test_only_what_could_become_a_stop_string_is_held_back(tokenizer, text, stop
 
 
 def test_a_stop_string_over_token_boundaries_never_leaks_a_part(tokenizer):
+    """Case 75."""
     fold = make_fold(tokenizer, stops=["END"])
     assert [fold.push([token_id]).text for token_id in byte_ids(tokenizer, b"hiEN")] == ["h", "i", "", ""]
     delta = fold.push(byte_ids(tokenizer, b"D!"))

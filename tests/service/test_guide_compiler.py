@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from service.config import DEFAULT_MODEL
-from service.guide_compiler import NOT_INSTALLED, PATIENCE_S, GuideCompiler
+from service.guide_compiler import NOT_INSTALLED, OPTIONAL_PROPERTIES_MAX, PATIENCE_S, GuideCompiler
 from service.guides import Guide, GuideKind, GuideRefused, choice
 from service.model_source import resolve_model
 from service.pieces import Pieces
@@ -154,7 +154,52 @@ def test_a_token_that_was_not_allowed_leaves_nothing_that_is(compiler):
     assert allowed(matcher) == [] and allowed(matcher.fork()) == []
 
 
+def optional(count):
+    each = {f"property{number}": {"type": "integer"} for number in range(count)}
+    return schema({"type": "object", "properties": each, "additionalProperties": False})
+
+
+def test_any_of_the_many_optional_properties_of_an_object_can_be_said(vocabulary):
+    """The first ones take the most work: all others may follow them. Time stands still here."""
+    patient = GuideCompiler(lambda: vocabulary, clock=lambda: 0.0)
+    matcher = patient.matcher(optional(OPTIONAL_PROPERTIES_MAX))
+    matcher.fork().try_out()
+    said = [*range(12), OPTIONAL_PROPERTIES_MAX // 2, OPTIONAL_PROPERTIES_MAX - 1]
+    text = json.dumps({f"property{number}": number for number in said})
+    for token in vocabulary.backend.encode(text, add_special_tokens=False).ids:
+        assert matcher.allowed()[token // 32] >> token % 32 & 1, matcher.error()
+        matcher.advance(token)
+    assert set(allowed(matcher)) & matcher.ends
+
+
+@pytest.mark.parametrize("more", [1, 400, 1400])
+def test_an_object_of_more_optional_properties_is_refused_at_the_door(compiler, more):
+    with pytest.raises(GuideRefused, match=r"items|too many"):
+        compiler.matcher(optional(OPTIONAL_PROPERTIES_MAX + more)).try_out()
+
+
+@pytest.mark.parametrize(
+    ("text", "ends_after"),
+    [
+        ('start: "a" <|im_end|>', {"": False, "a": True}),
+        ('start: "a" (<|im_end|> | "b")', {"": False, "a": True, "ab": True}),
+        ('start: "a" (<|im_end|>)? "b"', {"a": False, "ab": True}),
+        ('start: "a" <[*]> "b"', {"a": False, "ax": False, "axb": True}),
+    ],
+)
+def test_an_end_that_a_grammar_names_may_follow_only_where_the_answer_is_complete_with_it(
+    compiler, vocabulary, text, ends_after
+):
+    """It ends the answer, whatever the grammar would have after it."""
+    for said, ends in ends_after.items():
+        tokens = [vocabulary.backend.encode(each, add_special_tokens=False).ids[0] for each in said]
+        matcher = compiler.matcher(grammar(text), tokens)
+        assert bool(set(allowed(matcher)) & matcher.ends) == ends, said
+
+
 HOSTILE = {
+    "an end in the midst": grammar('start: "a" <|im_end|> "b"'),
+    "an ambiguous grammar": grammar('start: e\ne: e "+" e | e "*" e | e e | /[a-z0-9]/'),
     "not JSON": Guide(kind=GuideKind.JSON_SCHEMA, text="{"),
     "no schema": schema({"type": "person"}),
     "matches nothing": schema(False),

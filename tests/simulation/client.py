@@ -52,7 +52,7 @@ class Client:
         wish = self.wish
         ends = {"max_tokens": wish.max_tokens, "min_tokens": wish.min_tokens, "stop": wish.stop}
         if wish.beam is not None:
-            return oracle.searched(wish.prompt, wish.beam, wish.n, **ends)
+            return oracle.searched(wish.prompt, wish.beam, wish.n, **ends, penalties=wish.penalties)
         drawn = {"temperature": wish.temperature, "top_p": wish.top_p, "top_k": wish.top_k}
         drawn["penalties"] = wish.penalties
         seeds = [choice_seed(wish.seed, number) for number in range(wish.n)]

@@ -7,7 +7,8 @@ import numpy as np
 import torch
 
 from decode_worker.beam_search import BeamSearch
-from engine.sampling import Sampler, SampleRow
+from engine.distribution import log_total
+from engine.sampling import Candidate, Sampled, Sampler, SampleRow
 from engine.sequence import SamplingParams, StopRules
 from tests.fakes.hash_model import POSITION_BYTES, START, logits_for, next_token, position_kv
 
@@ -69,17 +70,15 @@ def answer(prompt, *, max_tokens, min_tokens, stop, temperature, top_p, top_k, s
             return Answer(tuple(tokens[len(prompt) :]), "length", bytes(kv))
 
 
-def searched(prompt, beam, count, *, max_tokens, min_tokens, stop):
+def searched(prompt, beam, count, *, max_tokens, min_tokens, stop, penalties=NO_PENALTIES):
     """The answers of a beam search, the best first, every hypothesis computed from its first token."""
     rules = StopRules(
         length_limit=len(prompt) + max_tokens, min_length=len(prompt) + min_tokens, stop_token_ids=stop
     )
     search = BeamSearch(beam, rules, len(prompt))
-    row = SampleRow(params=SamplingParams(logprobs=search.alternatives()), position=0)
     while search.running:
-        runs = [_kv((*prompt, *(step.token for step in each.steps))) for each in search.running]
-        logits = torch.from_numpy(logits_for(map(next_token, runs)))
-        search.advance(Sampler().sample(logits, [row] * len(runs)))
+        runs = [(*prompt, *(step.token for step in each.steps)) for each in search.running]
+        search.advance([_likely(run, len(prompt), penalties, search.candidates()) for run in runs])
     return [
         Answer(tuple(step.token for step in each.steps), each.end.name.lower(), _kv(prompt))
         for each in search.best(count)
@@ -94,9 +93,25 @@ def _kv(tokens):
     return bytes(kv)
 
 
+def _likely(tokens, prompt_tokens, penalties, count):
+    """What may come next in a search, the likeliest first: the model's logprobs, penalised as they are."""
+    logits = logits_for([next_token(_kv(tokens))])
+    logprobs = np.subtract(logits, log_total(logits[0]), dtype=np.float64)
+    own = logprobs[0].tolist()
+    scores = _adjusted(logprobs.astype(np.float32), tokens, prompt_tokens, penalties)[0].tolist()
+    if penalties == NO_PENALTIES:
+        scores = own
+    ranked = sorted(range(len(own)), key=lambda token: (-scores[token], token))[:count]
+    return Sampled(0, None, (), tuple(Candidate(token, scores[token], own[token]) for token in ranked))
+
+
 def _penalised(first_choice, tokens, prompt_tokens, penalties):
     """The row of logits [1, vocab], each of them by itself as the formulas say."""
-    logits, counts = logits_for([first_choice]), Counter(tokens[prompt_tokens:])
+    return _adjusted(logits_for([first_choice]), tokens, prompt_tokens, penalties)
+
+
+def _adjusted(logits, tokens, prompt_tokens, penalties):
+    counts = Counter(tokens[prompt_tokens:])
     if penalties != NO_PENALTIES:
         biases, repeated = dict(penalties.biases), set(tokens)
         for token, logit in enumerate(logits[0].tolist()):

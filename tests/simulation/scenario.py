@@ -218,10 +218,7 @@ def _wish(dice, gateway, spread_s, openings):
 def _penalised(seed, wishes):
     """Some with penalties and biases, which look at what the prompt and the answer had so far."""
     dice = random.Random(f"penalties {seed}")
-    return [
-        replace(wish, penalties=_penalties(dice)) if wish.beam is None and dice.random() < 0.35 else wish
-        for wish in wishes
-    ]
+    return [replace(wish, penalties=_penalties(dice)) if dice.random() < 0.35 else wish for wish in wishes]
 
 
 def _penalties(dice):

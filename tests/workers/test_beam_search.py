@@ -7,14 +7,18 @@ import torch
 import transformers
 
 from decode_worker.beam_search import BeamSearch
+from engine.adjustments import adjustments_of
 from engine.sampling import Sampler, SampleRow
 from engine.sequence import SamplingParams, StopRules
 from service.orders import Beam, Choice
 from service.reports import TokenReport
 from tests.fakes.hash_model import START, VOCAB, logits_for, next_token, position_kv
+from tests.simulation import oracle
+from tests.workers.conftest import Bench
 
 VOCABULARY = 17
 EOS = 7
+NO_PENALTIES = {"presence": 0.0, "frequency": 0.0, "repetition": 1.0, "biases": ()}
 
 
 @pytest.fixture(scope="module")
@@ -40,7 +44,7 @@ def tiny_model() -> Iterator[transformers.LlamaForCausalLM]:
     torch.set_num_threads(threads)
 
 
-def searched(model, prompt, beam, max_tokens, stops, min_tokens=0, count=None):
+def searched(model, prompt, beam, max_tokens, stops, min_tokens=0, count=None, penalties=NO_PENALTIES):
     """The search alone, fed by whole forward passes."""
     rules = StopRules(
         length_limit=len(prompt) + max_tokens,
@@ -52,13 +56,29 @@ def searched(model, prompt, beam, max_tokens, stops, min_tokens=0, count=None):
         runs = [[*prompt, *(step.token for step in each.steps)] for each in search.running]
         with torch.no_grad():
             logits = model(torch.tensor(runs)).logits[:, -1]
-        params = SamplingParams(logprobs=search.alternatives())
-        search.advance(Sampler().sample(logits, [SampleRow(params=params, position=0)] * len(runs)))
+        params = SamplingParams(candidates=search.candidates())
+        adjusted = [adjustments_of(run, len(prompt), **penalties) for run in runs]
+        rows = [SampleRow(params=params, position=0, adjustments=each) for each in adjusted]
+        search.advance(Sampler().sample(logits, rows))
     answers = search.best(count or beam.width)
     return [([step.token for step in answer.steps], answer.total) for answer in answers]
 
 
-def generated(model, prompt, beam, max_tokens, stops, min_tokens=0):
+class OpenAiPenalties(transformers.LogitsProcessor):
+    """What transformers lacks, by OpenAI's formula."""
+
+    def __init__(self, prompt_tokens, presence, frequency):
+        self._prompt_tokens, self._presence, self._frequency = prompt_tokens, presence, frequency
+
+    def __call__(self, input_ids, scores):
+        counts = torch.zeros_like(scores)
+        answer = input_ids[:, self._prompt_tokens :]
+        counts.scatter_add_(1, answer, torch.ones_like(answer, dtype=scores.dtype))
+        return scores - self._frequency * counts - self._presence * (counts > 0)
+
+
+def generated(model, prompt, beam, max_tokens, stops, min_tokens=0, penalties=NO_PENALTIES):
+    openai = OpenAiPenalties(len(prompt), penalties["presence"], penalties["frequency"])
     with torch.no_grad():
         found = model.generate(
             torch.tensor([prompt]),
@@ -69,6 +89,9 @@ def generated(model, prompt, beam, max_tokens, stops, min_tokens=0):
             early_stopping=beam.early_stopping,
             max_new_tokens=max_tokens,
             min_new_tokens=min_tokens,
+            repetition_penalty=penalties["repetition"],
+            sequence_bias={(token,): bias for token, bias in penalties["biases"]} or None,
+            logits_processor=transformers.LogitsProcessorList([openai]),
             do_sample=False,
             eos_token_id=list(stops) or None,
             pad_token_id=0,
@@ -100,6 +123,32 @@ def test_answers_and_scores_are_those_of_transformers(
         assert [tokens for tokens, _ in found] == rows
         mine = [total / len(tokens) ** length_penalty for tokens, total in found]
         assert mine == pytest.approx(scores, rel=1e-4, abs=1e-5)
+
+
+@pytest.mark.parametrize(
+    "penalties",
+    [
+        {"repetition": 1.6},
+        {"repetition": 0.7},
+        {"biases": ((2, 3.0), (EOS, -2.5))},
+        {"presence": 0.8},
+        {"frequency": -0.6},
+        {"repetition": 1.3, "biases": ((1, 2.0), (EOS, 1.5)), "presence": 0.5, "frequency": 0.4},
+    ],
+    ids=str,
+)
+def test_penalties_and_biases_change_a_search_as_in_transformers(tiny_model, penalties):
+    beam, changed = Beam(width=3), 0
+    penalties = NO_PENALTIES | penalties
+    for seed in range(4):
+        prompt = torch.randint(VOCABULARY, (4,), generator=torch.Generator().manual_seed(seed)).tolist()
+        asked = (tiny_model, prompt, beam, 10, (EOS,))
+        rows, scores = generated(*asked, penalties=penalties)
+        found = searched(*asked, penalties=penalties)
+        assert [tokens for tokens, _ in found] == rows
+        assert [total / len(tokens) for tokens, total in found] == pytest.approx(scores, rel=1e-4, abs=1e-5)
+        changed += rows != generated(*asked)[0]
+    assert changed
 
 
 def test_what_is_compared_ends_at_many_lengths(tiny_model):
@@ -139,7 +188,7 @@ def expected(prompt, beam, max_tokens, stops=()):
     """The search over the hash model, every run from its first token."""
     rules = StopRules(length_limit=len(prompt) + max_tokens, stop_token_ids=frozenset(stops))
     search = BeamSearch(beam, rules, len(prompt))
-    params = SamplingParams(logprobs=search.alternatives())
+    params = SamplingParams(candidates=search.candidates())
     while search.running:
         logits = [hash_logits([*prompt, *(s.token for s in each.steps)]) for each in search.running]
         rows = [SampleRow(params=params, position=0)] * len(logits)
@@ -202,6 +251,30 @@ def test_stop_tokens_and_the_number_of_answers_are_kept(bench_of, order_of):
     assert len(ends) == 2
     tops = [report.top for _, report in bench.d.heard if isinstance(report, TokenReport)]
     assert {len(top) for top in tops} == {2}
+
+
+@pytest.mark.parametrize("way", [both, Bench.alone])
+def test_penalties_of_a_search_look_at_its_own_hypothesis_and_leave_logprobs_alone(bench_of, order_of, way):
+    prompt = [5, 9, 5, 2, 61]
+    asked = {"presence": 1.4, "frequency": 0.7, "repetition": 1.7, "biases": ((3, 2.0), (40, 3.4))}
+    named = {f"{name}_penalty": asked[name] for name in ("presence", "frequency", "repetition")}
+    bench = bench_of()
+    order = order_of_beam(
+        order_of, 3, n=3, prompt=prompt, max_tokens=30, logprobs=2, logit_bias=asked["biases"], **named
+    )
+    way(bench, order)
+    bench.settle()
+    ends = {"max_tokens": 30, "min_tokens": 0, "stop": frozenset()}
+    right = oracle.searched(prompt, Beam(width=3), 3, **ends, penalties=oracle.Penalties(**asked))
+    assert told(bench) == [list(each.tokens) for each in right]
+    assert told(bench) != expected(prompt, Beam(width=3), 30)
+    answers = {0: list(prompt), 1: list(prompt), 2: list(prompt)}
+    for _, report in bench.d.heard:
+        if isinstance(report, TokenReport):
+            own = torch.log_softmax(hash_logits(answers[report.choice])[0].double(), dim=-1)
+            assert report.logprob == pytest.approx(own[report.token_id].item(), abs=1e-6)
+            assert report.top[0][1] == pytest.approx(own.max().item(), abs=1e-6)
+            answers[report.choice].append(report.token_id)
 
 
 @pytest.mark.parametrize("turns", range(14))

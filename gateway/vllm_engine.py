@@ -1,0 +1,167 @@
+"""vllm.grpc.engine.VllmEngine over the frontend, for routers that know vLLM's gRPC server.
+
+Served where `smg-grpc-proto` is installed (`crossdock[smg]`), on the gateway's port: to a router all of this is one
+engine. Translates and delegates as `servicer` does; the same limits, statuses and keys hold. Tells of no cache, no
+worker and no tokenizer: what is not here is UNIMPLEMENTED.
+"""
+
+import asyncio
+from collections.abc import AsyncGenerator, AsyncIterator, Iterator
+from contextlib import aclosing, contextmanager, suppress
+from typing import TypeAlias
+
+import grpc
+from smg_grpc_proto import vllm_engine_pb2 as pb
+from smg_grpc_proto import vllm_engine_pb2_grpc
+
+from gateway import prompt, vllm_messages
+from gateway.access import Access
+from gateway.calls import Context, Trailer, no_trailer, refusals, write
+from gateway.frontend import Frontend
+from gateway.generation import Delta
+from gateway.request import Request
+from service.errors import FieldViolation
+from service.guard import authorization
+
+SERVICE = "vllm.grpc.engine.VllmEngine"
+
+_Name: TypeAlias = tuple[str, str]
+"""(tenant, request id): a tenant aborts its own requests only."""
+
+
+def register(server: grpc.aio.Server, frontend: Frontend, access: Access, trailer: Trailer) -> None:
+    servicer = VllmEngineServicer(frontend, access, trailer)
+    vllm_engine_pb2_grpc.add_VllmEngineServicer_to_server(servicer, server)
+
+
+class VllmEngineServicer(vllm_engine_pb2_grpc.VllmEngineServicer):
+    """access: whose a call is. trailer: what to say at the end of each answer."""
+
+    def __init__(self, frontend: Frontend, access: Access, trailer: Trailer = no_trailer) -> None:
+        self._frontend = frontend
+        self._access = access
+        self._trailer = trailer
+        self._started = self._last_came = frontend.wall()
+        self._running: dict[_Name, asyncio.Event] = {}
+
+    async def Generate(self, request: pb.GenerateRequest, context: Context) -> None:
+        async with refusals(context, self._trailer):
+            self._last_came = self._frontend.wall()
+            prompt.refuse(list(vllm_messages.violations(request)))
+            tenant = self._access.tenant(authorization(context))
+            spec = vllm_messages.spec_of(request)
+            accepted = await self._frontend.accept(
+                spec, context.time_remaining(), tenant=tenant, streamed=request.stream
+            )
+            with self._abortable((tenant, accepted.id)) as aborted:
+                async with aclosing(self._frontend.generate(accepted)) as deltas:
+                    answers = _Answers(accepted, streamed=request.stream)
+                    async for delta in _until(aborted, deltas):
+                        for part in answers.hear(delta):
+                            await write(context, part)
+                for part in answers.rest():
+                    await write(context, part)
+
+    async def Abort(self, request: pb.AbortRequest, context: Context) -> pb.AbortResponse:
+        """What is not running is no mistake."""
+        async with refusals(context):
+            tenant = self._access.tenant(authorization(context))
+            for request_id in request.request_ids:
+                if (aborted := self._running.get((tenant, request_id))) is not None:
+                    aborted.set()
+        return pb.AbortResponse()
+
+    async def HealthCheck(self, request: pb.HealthCheckRequest, context: Context) -> pb.HealthCheckResponse:
+        ready = self._frontend.ready()
+        return pb.HealthCheckResponse(healthy=ready, message="ready" if ready else "not ready for requests")
+
+    async def GetModelInfo(
+        self, request: pb.GetModelInfoRequest, context: Context
+    ) -> pb.GetModelInfoResponse:
+        card = self._frontend.card()
+        return pb.GetModelInfoResponse(
+            model_path=card.name,
+            served_model_name=card.name,
+            is_generation=True,
+            max_context_length=card.tokens_max(),
+            max_req_input_len=card.tokens_max() - 1,
+            vocab_size=card.vocab_size,
+            eos_token_ids=card.eos_token_ids,
+        )
+
+    async def GetServerInfo(
+        self, request: pb.GetServerInfoRequest, context: Context
+    ) -> pb.GetServerInfoResponse:
+        return pb.GetServerInfoResponse(
+            active_requests=len(self._running),
+            last_receive_timestamp=self._last_came.timestamp(),
+            uptime_seconds=(self._frontend.wall() - self._started).total_seconds(),
+            server_type="vllm-grpc",
+            data_parallel_size=1,
+        )
+
+    @contextmanager
+    def _abortable(self, name: _Name) -> Iterator[asyncio.Event]:
+        """While this runs, `Abort` finds it by its name."""
+        if name in self._running:
+            prompt.refuse([FieldViolation(field="request_id", description="is that of a running request")])
+        aborted = self._running[name] = asyncio.Event()
+        try:
+            yield aborted
+        finally:
+            del self._running[name]
+
+
+class _Answers:
+    """What is said of each choice, and when."""
+
+    def __init__(self, request: Request, *, streamed: bool) -> None:
+        self._request = request
+        self._streamed = streamed
+        self._heard: dict[int, list[Delta]] = {}
+        self._open = set(range(request.n))
+
+    def hear(self, delta: Delta) -> Iterator[pb.GenerateResponse]:
+        first = delta.choice not in self._heard
+        if self._streamed:
+            yield vllm_messages.chunk(self._request, delta, first=first)
+            self._heard[delta.choice] = [delta]
+        else:
+            self._heard.setdefault(delta.choice, []).append(delta)
+        if delta.finish is not None:
+            self._open.discard(delta.choice)
+            yield vllm_messages.complete(self._request, self._heard[delta.choice])
+
+    def rest(self) -> Iterator[pb.GenerateResponse]:
+        """Of those that were aborted."""
+        for choice in sorted(self._open):
+            nothing = Delta("", (), 0, 0, None, choice)
+            heard = [] if self._streamed else self._heard.get(choice, [])
+            yield vllm_messages.complete(self._request, [*heard, nothing])
+
+
+async def _until(aborted: asyncio.Event, deltas: AsyncGenerator[Delta, None]) -> AsyncIterator[Delta]:
+    """What comes before that."""
+    ending = asyncio.ensure_future(aborted.wait())
+    try:
+        while True:
+            pulled = asyncio.ensure_future(anext(deltas))
+            try:
+                await asyncio.wait((pulled, ending), return_when=asyncio.FIRST_COMPLETED)
+            finally:
+                if not pulled.done():
+                    pulled.cancel()
+                    with suppress(asyncio.CancelledError):
+                        await pulled
+            if pulled.cancelled() or (delta := await _next(pulled)) is None:
+                return
+            yield delta
+    finally:
+        ending.cancel()
+
+
+async def _next(pulled: "asyncio.Future[Delta]") -> Delta | None:
+    try:
+        return await pulled
+    except StopAsyncIteration:
+        return None
