@@ -37,7 +37,7 @@ class Packing:
 
 
 def write_packed_folder(source: Path, folder: Path, packing: Packing) -> None:
-    """source: a llama model without biases and scaled positions. Its layers' products are packed; the rest is bfloat16."""
+    """source: a model without biases and scaled positions. Its layers' products are packed; the rest is bfloat16."""
     config, weights = open_model(source)
     tensors: dict[str, torch.Tensor] = {}
     for name in weights.shapes:
@@ -87,7 +87,7 @@ def round_to_codes(weight: torch.Tensor, packing: Packing) -> tuple[torch.Tensor
 def _words(codes: torch.Tensor, bits: int) -> torch.Tensor:
     """uint8 [n, m] -> int32 [n, m * bits / 32], the first code of a word in its lowest bits."""
     octets = codes if bits == 8 else codes[:, ::2] | codes[:, 1::2] << 4
-    return octets.contiguous().view(torch.int32)
+    return octets.contiguous().flatten().view(torch.int32).view(codes.shape[0], -1)
 
 
 def _ones(bits: int) -> int:

@@ -3,7 +3,8 @@
     python -m benchmarks.quality [--text tests/data/quality.txt] [--modes none gguf int8 int4] [--kv-cache-dtype int8]
 
 The text is read as one sequence; the figure is the mean over its tokens, in nats, and how far it is from float32. The
-modes awq, gptq and gptq8 read folders that the built-in model is packed into first, rounded to nearest.
+modes awq, gptq and gptq8 read folders that the built-in model is packed into first, rounded to nearest; of those the
+same weights are computed in float32 too, which tells what rounding them cost from what computing with them costs.
 """
 
 import argparse
@@ -59,8 +60,8 @@ def likelihood(
     threads: int = 1,
     path: Path | None = None,
 ) -> float:
-    """Mean negative log-likelihood of each token but the first, in nats. kv_dtype: that of the weights if None. path: of
-    the model, the built-in one if None."""
+    """Mean negative log-likelihood of each token but the first, in nats. kv_dtype: that of the weights if None. path:
+    the built-in model's if None."""
     path = path or resolve_model(DEFAULT_MODEL)
     model = load_model(path, choose_backend(dtype, threads).backend, len(ids), quantization)
     config = model.config
@@ -131,7 +132,11 @@ def main() -> None:
                 threads=options.threads,
                 path=path,
             )
-        print(f"bfloat16 {mode:5} {found:.5f}  {found / exact - 1:+.2%}", flush=True)
+            line = f"bfloat16 {mode:5} {found:.5f}  {found / exact - 1:+.2%}"
+            if mode in PACKINGS:
+                same = likelihood(ids, dtype=torch.float32, threads=options.threads, path=path)
+                line += f"  the same weights in float32 {same:.5f}  {found / same - 1:+.2%}"
+        print(line, flush=True)
 
 
 if __name__ == "__main__":

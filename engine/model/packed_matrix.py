@@ -74,7 +74,7 @@ def unpack_matrix(
 
 def _codes(words: torch.Tensor, bits: int) -> torch.Tensor:
     """int32 [n, m] -> uint8 [n, m, codes of a word], the lowest bits first."""
-    octets = words.contiguous().view(torch.uint8)
+    octets = words.contiguous().flatten().view(torch.uint8)
     if bits == 4:
         octets = torch.stack((octets & 0x0F, octets >> 4), dim=-1)
     return octets.view(*words.shape, 32 // bits)

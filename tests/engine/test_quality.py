@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from benchmarks.quality import MODES, likelihood, token_ids
+from benchmarks.quality import MODES, likelihood, model_of, token_ids
 
 TEXT = Path(__file__).parents[1] / "data" / "quality.txt"
 IDS = token_ids(TEXT.read_text(encoding="utf-8"))
@@ -33,3 +33,15 @@ def test_a_mode_keeps_within_its_bound_on_the_beginning(mode, kv_dtype):
     options = {"kv_dtype": kv_dtype, "quantization": MODES[mode], "threads": 2}
     found = likelihood(ids, dtype=torch.bfloat16, **options)
     assert found == pytest.approx(FLOAT32_NATS[BEGINNING], rel=BOUNDS[mode, kv_dtype])
+
+
+@pytest.mark.parametrize(("mode", "bound"), [("awq", 0.1), ("gptq", 0.15)])
+def test_packed_weights_cost_what_rounding_them_costs_and_their_products_little_more(mode, bound):
+    """Rounded to nearest, without calibration; the products are compared on the first words alone."""
+    few = IDS[:300]
+    with model_of(mode) as path:
+        options = {"dtype": torch.bfloat16, "quantization": MODES[mode], "threads": 2, "path": path}
+        found = likelihood(few, **options)
+        same_weights = likelihood(few, dtype=torch.float32, threads=2, path=path)
+    assert found == pytest.approx(same_weights, rel=0.005)
+    assert found == pytest.approx(FLOAT32_NATS[len(few)], rel=bound)
