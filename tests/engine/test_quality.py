@@ -10,7 +10,7 @@ from benchmarks.quality import MODES, likelihood, model_of, token_ids
 TEXT = Path(__file__).parents[1] / "data" / "quality.txt"
 IDS = token_ids(TEXT.read_text(encoding="utf-8"))
 BEGINNING = 1200
-FLOAT32_NATS = {len(IDS): 3.50334, BEGINNING: 3.57599}
+FLOAT32_NATS = {len(IDS): 3.50334, BEGINNING: 3.57599, 300: 4.34644}
 BOUNDS = {
     ("none", None): 0.005,
     ("int8", None): 0.01,
@@ -35,7 +35,7 @@ def test_a_mode_keeps_within_its_bound_on_the_beginning(mode, kv_dtype):
     assert found == pytest.approx(FLOAT32_NATS[BEGINNING], rel=BOUNDS[mode, kv_dtype])
 
 
-@pytest.mark.parametrize(("mode", "bound"), [("awq", 0.1), ("gptq", 0.15)])
+@pytest.mark.parametrize(("mode", "bound"), [("awq", 0.1), ("gptq", 0.12)])
 def test_packed_weights_cost_what_rounding_them_costs_and_their_products_little_more(mode, bound):
     """Rounded to nearest, without calibration; the products are compared on the first words alone."""
     few = IDS[:300]
