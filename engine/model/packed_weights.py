@@ -35,8 +35,9 @@ class PackedWeights:
             self._claim(words.removesuffix(_WORDS), shapes)
         if HEAD in self._parts and config.tie_word_embeddings:
             raise ModelError(f"tensor {HEAD} is packed, but tie_word_embeddings is true")
-        for bias in [name for name in shapes if name.endswith(".bias")]:
-            if bias not in expected_shapes(config) and not self._files.read(bias).any():
+        expected = expected_shapes(config)
+        for bias in [name for name in shapes if name.endswith(".bias") and name not in expected]:
+            if not self._files.read(bias).any():
                 del shapes[bias]  # old writers of GPTQ give every module one, of zeros
         self.shapes: Mapping[str, tuple[int, ...]] = shapes
 
@@ -60,12 +61,18 @@ class PackedWeights:
         weight, group_size = f"{module}weight", self._form.group_size or inputs
         if weight in shapes:
             raise ModelError(f"tensor {weight} is there twice, as floats and packed")
+        per_word = 32 // self._form.bits
+        if outputs % per_word:
+            raise ModelError(f"tensor {weight} has {outputs} outputs, wanted a multiple of {per_word}")
         if self._form.method is Method.AWQ and inputs % group_size:
             raise ModelError(
                 f"quantization_config.group_size {group_size} does not divide the {inputs} inputs of {weight}"
             )
-        groups, per_word = -(-inputs // group_size), 32 // self._form.bits
-        wanted = {"qzeros": (groups, outputs // per_word), "scales": (groups, outputs)}
+        groups = -(-inputs // group_size)
+        wanted: dict[str, tuple[int, ...]] = {
+            "qzeros": (groups, outputs // per_word),
+            "scales": (groups, outputs),
+        }
         if self._form.method is Method.GPTQ and (f"{module}g_idx" in shapes or not self._form.in_order):
             wanted["g_idx"] = (inputs,)
         for part, shape in wanted.items():
@@ -88,11 +95,11 @@ class PackedWeights:
         return columns, rows * per_word
 
     def _check(self, name: str, shape: tuple[int, ...] | None, dtypes: tuple[str, ...]) -> None:
-        """shape: None for any of two dimensions."""
+        """shape: None for any matrix that holds something."""
         found = self._files.shapes.get(name)
         if found is None:
             raise ModelError(f"tensor {name} is missing")
-        if found != shape and (shape is not None or len(found) != 2):
+        if found != shape and (shape is not None or len(found) != 2 or 0 in found):
             raise ModelError(
                 f"tensor {name} has shape {list(found)}, wanted {list(shape or ('rows', 'columns'))}"
             )

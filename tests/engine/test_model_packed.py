@@ -281,6 +281,12 @@ def put(name, tensor):
             put(f"{MODULE}.qweight", torch.zeros(128, 12)),
             f"{MODULE}.qweight has dtype F32; served are I32",
         ),
+        (AWQ, put(f"{MODULE}.qweight", torch.zeros(0, 12, dtype=torch.int32)), "shape [0, 12], wanted"),
+        (
+            GPTQ,
+            put(f"{MODULE}.qweight", torch.zeros(16, 99, dtype=torch.int32)),
+            f"tensor {MODULE}.weight has 99 outputs, wanted a multiple of 8",
+        ),
         (AWQ, put(f"{MODULE}.weight", torch.zeros(96, 128)), "is there twice, as floats and packed"),
         (AWQ, put(f"{MODULE}.bias", torch.ones(96)), "bias' has no place in this llama model"),
         (AWQ, put(f"{MODULE}.g_idx", torch.zeros(128, dtype=torch.int32)), "g_idx' has no place"),
