@@ -86,8 +86,8 @@ def measure_products(report: Report, device: torch.device) -> None:
         weight = torch.randn(outputs, inputs, device=device, dtype=torch.bfloat16) / inputs**0.5
         packed = PackedFloats(weight=weight, bias=None)
         integers = {
-            bits: pack_integers(quantized_weight(outputs, inputs, bits, has_least=bits == 4), None, device)
-            for bits in (8, 4)
+            bits: pack_integers(quantized_weight(outputs, inputs, bits, offsets), None, device)
+            for bits, offsets in ((8, "one zero"), (4, "least"))
         }
         for count in (1, 16, 64, 256, 4096):
             x = torch.randn(count, inputs, device=device)

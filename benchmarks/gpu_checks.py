@@ -31,6 +31,9 @@ ATTENTION_BOUNDS = {torch.float32: 5e-6, torch.float16: 3e-3, torch.bfloat16: 2e
 PRODUCT_BOUND = 2.0**-18
 """Of the sum of the absolute products, whose factors are rounded beforehand: float32 sums."""
 
+INTEGERS = ((8, "one zero"), (8, "zeros"), (4, "one zero"), (4, "least"), (4, "zeros"))
+"""Bits, and what groups have beside their scales, of the weights that model files have."""
+
 ROW_BOUND = 4e-6
 """Relative; of norms, gates and rotations."""
 
@@ -95,13 +98,12 @@ def product_checks(place: Place) -> Iterator[Check]:
         yield Check(
             name=f"product: {name}", run=partial(_product_error, place, dtype, count, outputs, inputs)
         )
-    formats = ((8, False), (8, True), (4, False), (4, True))
-    for dtype, shape, (bits, least) in product(place.dtypes, _products(place), formats):
+    for dtype, shape, (bits, offsets) in product(place.dtypes, _products(place), INTEGERS):
         count, outputs, inputs = shape
-        name = f"{count} rows x [{outputs}, {inputs}], int{bits}{' with least' if least else ''}, {str(dtype)[6:]}"
+        name = f"{count} rows x [{outputs}, {inputs}], int{bits} with {offsets}, {str(dtype)[6:]}"
         yield Check(
             name=f"product: {name}",
-            run=partial(_quantized_error, place, dtype, *shape, bits=bits, has_least=least),
+            run=partial(_quantized_error, place, dtype, *shape, bits=bits, offsets=offsets),
         )
 
 
@@ -208,10 +210,10 @@ def _product_error(place: Place, dtype: torch.dtype, count: int, outputs: int, i
 
 
 def _quantized_error(
-    place: Place, dtype: torch.dtype, count: int, outputs: int, inputs: int, *, bits: int, has_least: bool
+    place: Place, dtype: torch.dtype, count: int, outputs: int, inputs: int, *, bits: int, offsets: str
 ) -> float:
     x, bias = place.random(count, inputs), place.random(outputs, seed=1)
-    weight = quantized_weight(outputs, inputs, bits, has_least=has_least)
+    weight = quantized_weight(outputs, inputs, bits, offsets)
     packed = pack_integers(weight, bias, place.device)
     multiply = partial(quantized_linear, packed=packed, tile=quantized_tile(dtype), dtype=dtype)
     values = weight.values().double().to(place.device)
@@ -219,16 +221,19 @@ def _quantized_error(
     return max(_rows_differ(x, multiply), _against_exact(x, dtype, values, summed, bias, multiply))
 
 
-def quantized_weight(outputs: int, inputs: int, bits: int, *, has_least: bool) -> QuantizedWeight:
+def quantized_weight(outputs: int, inputs: int, bits: int, offsets: str) -> QuantizedWeight:
     """Random, of values near one."""
     random = torch.Generator().manual_seed(3)
-    scales = (torch.rand(outputs, inputs // GROUP, generator=random) / (1 << bits)).half()
+    groups = (outputs, inputs // GROUP)
+    scales = (torch.rand(groups, generator=random) / (1 << bits)).half()
+    zeros = torch.randint(0, 1 << bits, groups, dtype=torch.uint8, generator=random)
     return QuantizedWeight(
         codes=torch.randint(0, 1 << bits, (outputs, inputs), dtype=torch.uint8, generator=random),
         scales=scales,
-        least=(scales.float() * -(1 << (bits - 1))).half() if has_least else None,
+        least=(scales.float() * -(1 << (bits - 1))).half() if offsets == "least" else None,
         bits=bits,
-        zero=0 if has_least else 1 << (bits - 1),
+        zero=1 << (bits - 1) if offsets == "one zero" else 0,
+        zeros=zeros if offsets == "zeros" else None,
     )
 
 

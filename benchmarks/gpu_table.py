@@ -25,7 +25,7 @@ from triton.backends.compiler import GPUTarget
 from triton.runtime import driver
 from triton.runtime.jit import JITFunction
 
-from benchmarks.gpu_checks import quantized_weight
+from benchmarks.gpu_checks import INTEGERS, quantized_weight
 from benchmarks.gpu_scene import LAYER, Geometry, Scene
 from engine.kernels.triton import blocks, heads, rows
 from engine.kernels.triton.attention import attention
@@ -128,10 +128,10 @@ def product_calls() -> Iterator[Call]:
     for dtype in DTYPES:
         packed = PackedFloats(weight=torch.zeros(outputs, inputs, dtype=dtype), bias=bias)
         yield from _both_ways(str(dtype)[6:], linear_tile(dtype), partial(float_linear, x, packed))
-    for dtype, (bits, least) in product(DTYPES, ((8, False), (4, True))):
-        packed_integers = pack_integers(quantized_weight(outputs, inputs, bits, has_least=least), bias, HOST)
+    for dtype, (bits, offsets) in product(DTYPES, INTEGERS):
+        packed_integers = pack_integers(quantized_weight(outputs, inputs, bits, offsets), bias, HOST)
         multiply = partial(quantized_linear, x, packed_integers, dtype=dtype)
-        yield from _both_ways(f"int{bits} x {str(dtype)[6:]}", quantized_tile(dtype), multiply)
+        yield from _both_ways(f"int{bits}, {offsets}, x {str(dtype)[6:]}", quantized_tile(dtype), multiply)
 
 
 def _both_ways(name: str, tile: LinearTile, multiply: Callable[..., object]) -> Iterator[Call]:

@@ -2,15 +2,20 @@
 
     python -m benchmarks.quality [--text tests/data/quality.txt] [--modes none gguf int8 int4] [--kv-cache-dtype int8]
 
-The text is read as one sequence; the figure is the mean over its tokens, in nats, and how far it is from float32.
+The text is read as one sequence; the figure is the mean over its tokens, in nats, and how far it is from float32. The
+modes awq, gptq and gptq8 read folders that the built-in model is packed into first, rounded to nearest; of those the
+same weights are computed in float32 too, which tells what rounding them cost from what computing with them costs.
 """
 
 import argparse
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
+from tempfile import TemporaryDirectory
 
 import torch
 
+from benchmarks.packed_folder import Packing, write_packed_folder
 from engine.cache.kv_cache import KVCache
 from engine.cache.layout import KVLayout
 from engine.kernels.backend import AttentionMeta
@@ -29,7 +34,16 @@ MODES = {
     "gguf": Quantization.STORED,
     "int8": Quantization.INT8,
     "int4": Quantization.INT4,
+    "awq": Quantization.STORED,
+    "gptq": Quantization.STORED,
+    "gptq8": Quantization.STORED,
 }
+PACKINGS = {
+    "awq": Packing(method="awq", bits=4, group_size=64, symmetric=False),
+    "gptq": Packing(method="gptq", bits=4, group_size=32, symmetric=True),
+    "gptq8": Packing(method="gptq", bits=8, group_size=64, symmetric=True),
+}
+"""Of the modes that read another folder than the built-in model; its widths are no multiples of 128."""
 KV_DTYPES = {"auto": None, "float32": torch.float32, "bfloat16": torch.bfloat16, "int8": torch.int8}
 
 
@@ -44,9 +58,11 @@ def likelihood(
     kv_dtype: torch.dtype | None = None,
     quantization: Quantization = Quantization.NONE,
     threads: int = 1,
+    path: Path | None = None,
 ) -> float:
-    """Mean negative log-likelihood of each token but the first, in nats. kv_dtype: that of the weights if None."""
-    path = resolve_model(DEFAULT_MODEL)
+    """Mean negative log-likelihood of each token but the first, in nats. kv_dtype: that of the weights if None. path:
+    the built-in model's if None."""
+    path = path or resolve_model(DEFAULT_MODEL)
     model = load_model(path, choose_backend(dtype, threads).backend, len(ids), quantization)
     config = model.config
     layout = KVLayout(
@@ -63,6 +79,18 @@ def likelihood(
         for first in range(0, len(ids) - 1, CHUNK)
     )
     return total / (len(ids) - 1)
+
+
+@contextmanager
+def model_of(mode: str) -> Iterator[Path]:
+    """The files that a mode reads, made for as long as this lasts where they are not the built-in model's."""
+    source = resolve_model(DEFAULT_MODEL)
+    if mode not in PACKINGS:
+        yield source
+        return
+    with TemporaryDirectory() as folder:
+        write_packed_folder(source, Path(folder), PACKINGS[mode])
+        yield Path(folder)
 
 
 def _chunk(model: Transformer, cache: KVCache, ids: Sequence[int], first: int, end: int) -> float:
@@ -95,14 +123,20 @@ def main() -> None:
     exact = likelihood(ids, dtype=torch.float32, threads=options.threads)
     print(f"{len(ids)} tokens\nfloat32        {exact:.5f}")
     for mode in options.modes:
-        found = likelihood(
-            ids,
-            dtype=torch.bfloat16,
-            kv_dtype=KV_DTYPES[options.kv_cache_dtype],
-            quantization=MODES[mode],
-            threads=options.threads,
-        )
-        print(f"bfloat16 {mode:5} {found:.5f}  {found / exact - 1:+.2%}", flush=True)
+        with model_of(mode) as path:
+            found = likelihood(
+                ids,
+                dtype=torch.bfloat16,
+                kv_dtype=KV_DTYPES[options.kv_cache_dtype],
+                quantization=MODES[mode],
+                threads=options.threads,
+                path=path,
+            )
+            line = f"bfloat16 {mode:5} {found:.5f}  {found / exact - 1:+.2%}"
+            if mode in PACKINGS:
+                same = likelihood(ids, dtype=torch.float32, threads=options.threads, path=path)
+                line += f"  the same weights in float32 {same:.5f}  {found / same - 1:+.2%}"
+        print(line, flush=True)
 
 
 if __name__ == "__main__":

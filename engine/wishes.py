@@ -15,7 +15,7 @@ from engine.model.transformer import Quantization
 _QUANTIZATIONS = {
     "auto": None,
     "none": Quantization.NONE,
-    "gguf": Quantization.STORED,
+    "stored": Quantization.STORED,
     "int8": Quantization.INT8,
     "int4": Quantization.INT4,
 }
@@ -24,7 +24,7 @@ _DTYPES = {"auto": None, "float32": torch.float32, "bfloat16": torch.bfloat16, "
 
 class EngineFlags(Protocol):
     """The flags of one engine by their usual names; device is auto, cpu or cuda; dtypes are auto, float32 or bfloat16,
-    of the cache also int8; quantization is auto, none, gguf, int8 or int4."""
+    of the cache also int8; quantization is auto, none, stored, int8 or int4."""
 
     @property
     def device(self) -> str: ...

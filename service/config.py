@@ -97,10 +97,10 @@ class EngineOptions(ModelOptions):
     kv_cache_dtype: KVDtype = Field(
         "auto", description="of cached keys and values: as --dtype, or int8; auto: as the weights"
     )
-    quantization: Literal["auto", "none", "gguf", "int8", "int4"] = Field(
+    quantization: Literal["auto", "none", "stored", "int8", "int4"] = Field(
         "auto",
-        description="of weights: gguf (as the file has them), int8 or int4 in groups of 32; "
-        "auto: gguf where the file is quantized and --dtype is auto",
+        description="of weights: stored (as GGUF, AWQ and GPTQ files have them), int8 or int4 in groups of 32; "
+        "auto: stored where --dtype is auto, else none",
     )
     max_model_len: Tokens | None = Field(
         None, description="tokens of a request, prompt and answer; default: the model's"

@@ -59,8 +59,9 @@ def scale_elements(dtype: torch.dtype) -> int:
 class QuantizedWeight:
     """A weight [out, in] of small integers; `in` is a multiple of GROUP.
 
-    codes: uint8 [out, in], of `bits` bits. scales, least: float16 [out, in / GROUP]. A weight is code * scale + least,
-    or (code - zero) * scale where least is None.
+    codes: uint8 [out, in], of `bits` bits. scales, least: float16 [out, in / GROUP]; zeros: uint8, likewise. A weight
+    is code * scale + least, or (code - zero) * scale where least is None, with the group's own zero where there are
+    zeros. At most one of least and zeros is there. (code - zero) * scale is exact in float32.
     """
 
     codes: torch.Tensor
@@ -68,13 +69,15 @@ class QuantizedWeight:
     least: torch.Tensor | None
     bits: int
     zero: int
+    zeros: torch.Tensor | None = None
 
     def values(self) -> torch.Tensor:
         """float32 [out, in]."""
         groups = self.codes.view(self.scales.shape[0], -1, GROUP).float()
         scales = self.scales.float().unsqueeze(-1)
         if self.least is None:
-            return ((groups - self.zero) * scales).view(self.codes.shape)
+            zero = self.zero if self.zeros is None else self.zeros.float().unsqueeze(-1)
+            return ((groups - zero) * scales).view(self.codes.shape)
         return (groups * scales + self.least.float().unsqueeze(-1)).view(self.codes.shape)
 
 

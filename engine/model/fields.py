@@ -5,7 +5,7 @@ type or out of range is a ModelError that names the key.
 """
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 from engine.errors import ModelError
 
@@ -60,6 +60,13 @@ class Fields:
         if not isinstance(value, str):
             raise ModelError(f"{self._prefix}{key} is {_shown(value)}, wanted text")
         return value
+
+    def choice(self, key: str, served: Sequence[str], default: str | None = None) -> str:
+        """One of the served texts, however it is cased."""
+        value = self.text(key, default)
+        if value.lower() not in served:
+            raise ModelError(f"{self._prefix}{key} is {_shown(value)}; served are {', '.join(served)}")
+        return value.lower()
 
     def texts(self, key: str) -> tuple[str, ...]:
         value = self._value(key, None)

@@ -65,8 +65,8 @@ class GgufWeights:
             least=None if weight.least is None else _halves(weight.least, heads),
         )
 
-    def raw(self, name: str) -> memoryview:
-        return self._file.raw(self._stored[name])
+    def raw(self, name: str) -> tuple[memoryview, ...]:
+        return (self._file.raw(self._stored[name]),)
 
     def stored_as(self, name: str) -> str:
         return self._file.tensors[self._stored[name]].type.name

@@ -10,6 +10,7 @@ from pathlib import Path
 from engine.errors import ModelError
 from engine.model.architecture import Architecture, LinearRope, Llama3Rope, ModelConfig, RopeScaling
 from engine.model.fields import Fields
+from engine.model.packed_format import read_packed_format
 
 JSON_BYTES_MAX = 64 * 2**20
 LAYERS_MAX = 1024
@@ -79,8 +80,7 @@ def _architecture(fields: Fields) -> Architecture:
 
 
 def _refuse_what_is_not_served(fields: Fields) -> None:
-    if fields.has("quantization_config"):
-        raise ModelError("quantized safetensors checkpoints are not served; use a GGUF file")
+    read_packed_format(fields)
     activation = fields.text("hidden_act", "silu")
     if activation != "silu":
         raise ModelError(f"hidden_act {activation[:60]!r} is not served; served is silu")

@@ -17,15 +17,16 @@ from engine.model.huggingface_config import read_json
 SINGLE_FILE = "model.safetensors"
 INDEX_FILE = "model.safetensors.index.json"
 
-_DTYPES = ("F32", "F16", "BF16")
+FLOATS = ("F32", "F16", "BF16")
+INTEGERS = ("I32",)
 _PICKLED = ("*.bin", "*.pt", "*.pth", "*.ckpt")
 
 
 class SafetensorsWeights:
     """See engine.model.weights.Weights. The files stay mapped as long as this lives."""
 
-    def __init__(self, folder: Path) -> None:
-        """Raises ModelError."""
+    def __init__(self, folder: Path, dtypes: tuple[str, ...] = FLOATS) -> None:
+        """dtypes: that tensors may have, as safetensors names them. Raises ModelError."""
         self._files: dict[str, _OpenFile] = {}
         self.stored_bytes = 0
         shapes: dict[str, tuple[int, ...]] = {}
@@ -35,21 +36,24 @@ class SafetensorsWeights:
             for tensor in tuple(file.keys()):
                 if tensor in shapes:
                     raise ModelError(f"tensor {tensor[:80]!r} is in two files")
-                shapes[tensor] = _shape(file, tensor)
+                shapes[tensor] = _shape(file, tensor, dtypes)
                 self._files[tensor] = file
         self.shapes: Mapping[str, tuple[int, ...]] = shapes
 
     def read(self, name: str) -> torch.Tensor:
         """float32 or bfloat16, in the tensor's shape."""
-        tensor = self._files[name].get_tensor(name)
+        tensor = self.tensor(name)
         return tensor.float() if tensor.dtype is torch.float16 else tensor
+
+    def tensor(self, name: str) -> torch.Tensor:
+        """As it is stored."""
+        return self._files[name].get_tensor(name)
 
     def quantized(self, name: str) -> QuantizedWeight | None:
         return None
 
-    def raw(self, name: str) -> memoryview:
-        tensor = self._files[name].get_tensor(name)
-        return tensor.contiguous().view(torch.uint8).reshape(-1).numpy().data
+    def raw(self, name: str) -> tuple[memoryview, ...]:
+        return (self.tensor(name).contiguous().view(torch.uint8).reshape(-1).numpy().data,)
 
     def stored_as(self, name: str) -> str:
         return self._files[name].get_slice(name).get_dtype()
@@ -100,10 +104,11 @@ def _open(path: Path) -> _OpenFile:
     return file
 
 
-def _shape(file: _OpenFile, tensor: str) -> tuple[int, ...]:
+def _shape(file: _OpenFile, tensor: str, dtypes: tuple[str, ...]) -> tuple[int, ...]:
     view = file.get_slice(tensor)
-    if view.get_dtype() not in _DTYPES:
-        raise ModelError(
-            f"tensor {tensor[:80]!r} has dtype {view.get_dtype()}; served are {', '.join(_DTYPES)}"
-        )
+    dtype = view.get_dtype()
+    if dtype not in dtypes:
+        packed = dtype in INTEGERS and tensor.endswith(".qweight")
+        reason = "config.json has no quantization_config" if packed else f"served are {', '.join(dtypes)}"
+        raise ModelError(f"tensor {tensor[:80]!r} has dtype {dtype}; {reason}")
     return tuple(view.get_shape())

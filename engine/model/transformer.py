@@ -148,18 +148,28 @@ def _joined(
 ) -> QuantizedWeight | None:
     """The rank's outputs of all. None unless all are of one kind. Raises ModelError when a scale is not finite."""
     parts = [part for part in stored if part is not None]
-    if len(parts) < len(stored) or len({(part.bits, part.zero, part.least is None) for part in parts}) > 1:
+    kinds = {(part.bits, part.zero, part.least is None, part.zeros is None) for part in parts}
+    if len(parts) < len(stored) or len(kinds) > 1:
         return None
     least = [_own(part.least, share) for part in parts if part.least is not None]
+    zeros = [_own(part.zeros, share) for part in parts if part.zeros is not None]
     joined = replace(
         parts[0],
         codes=torch.cat([_own(part.codes, share) for part in parts]),
         scales=torch.cat([_own(part.scales, share) for part in parts]),
         least=torch.cat(least) if least else None,
+        zeros=torch.cat(zeros) if zeros else None,
     )
     if not all(halves.isfinite().all() for halves in (joined.scales, *least)):
         raise ModelError(f"tensor {' or '.join(names)} holds values that are not finite")
-    return joined
+    return _with_one_zero(joined)
+
+
+def _with_one_zero(weight: QuantizedWeight) -> QuantizedWeight:
+    """Zeros that are all alike, as those of symmetric weights are, need not be stored for each group."""
+    if weight.zeros is None or not bool((weight.zeros == weight.zeros[0, 0]).all()):
+        return weight
+    return replace(weight, zero=int(weight.zeros[0, 0]), zeros=None)
 
 
 def _pack_layer(packer: _Packer, config: ModelConfig, layer: int) -> LayerWeights:

@@ -5,7 +5,10 @@ from dataclasses import replace
 
 import pytest
 import torch
+import transformers as hf
 
+from benchmarks.packed_folder import write_packed_folder
+from benchmarks.quality import PACKINGS
 from decode_worker.policy import DecodePolicy
 from engine.assembly import assemble
 from engine.kernels.core_share import ANY_CORES
@@ -35,11 +38,11 @@ def tokens_of(seed, length):
     return [random.Random(seed).randrange(1000, 40000) for _ in range(length)]
 
 
-def engine_of(mode, budget_tokens, threads=1, cores=ANY_CORES):
+def engine_of(mode, budget_tokens, threads=1, cores=ANY_CORES, model=WISHES.model):
     dtype, quantization, kv_dtype = mode
     policy = DecodePolicy(budget_tokens=budget_tokens, seats=64)
     options = {"dtype": dtype, "quantization": quantization, "kv_dtype": kv_dtype}
-    wishes = replace(WISHES, threads=threads, cores=cores, **options)
+    wishes = replace(WISHES, model=model, threads=threads, cores=cores, **options)
     return assemble(wishes, policy, memory_bytes=4 << 30)
 
 
@@ -54,10 +57,30 @@ MODES = {
 }
 """dtype, quantization and KV dtype."""
 
+SMALL = hf.LlamaConfig(
+    vocab_size=49152,
+    hidden_size=128,
+    intermediate_size=192,
+    num_hidden_layers=2,
+    num_attention_heads=4,
+    num_key_value_heads=2,
+    max_position_embeddings=512,
+    initializer_range=0.3,
+)
+
 
 @pytest.fixture(scope="module", params=MODES.values(), ids=MODES)
 def engine(request):
     return engine_of(request.param, 256)
+
+
+@pytest.fixture(scope="module", params=PACKINGS.values(), ids=PACKINGS)
+def packed_engine(request, random_model_of, tmp_path_factory):
+    """A small random model, of the built-in one's vocabulary."""
+    floats, packed = tmp_path_factory.mktemp("floats"), tmp_path_factory.mktemp("packed")
+    random_model_of(SMALL).save_pretrained(floats)
+    write_packed_folder(floats, packed, request.param)
+    return engine_of((None, None, None), 256, model=packed)
 
 
 def answers(engine, budget_tokens, crowd):
@@ -97,6 +120,13 @@ def test_an_answer_is_the_same_in_a_crowd_of_16_and_with_every_chunk_size(engine
     for chunk in (16, 64, 512):
         assert answers(engine, chunk, crowd=0) == alone, f"alone, chunks of {chunk}"
         assert answers(engine, chunk, crowd=16) == alone, f"in a crowd, chunks of {chunk}"
+
+
+def test_an_answer_of_packed_weights_is_the_same_in_a_crowd_and_with_every_chunk_size(packed_engine):
+    alone = answers(packed_engine, budget_tokens=512, crowd=0)
+    assert [each.token for each in alone[0]] != [each.token for each in alone[1]]
+    for chunk in (16, 64):
+        assert answers(packed_engine, chunk, crowd=16) == alone, f"in a crowd, chunks of {chunk}"
 
 
 @pytest.mark.parametrize("mode", ["bfloat16", "gguf", "gguf, int8 KV"])

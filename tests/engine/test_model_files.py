@@ -92,7 +92,6 @@ def test_a_config_that_is_not_a_json_object(tmp_path, content):
         ({"eos_token_id": [2, 96]}, "special token 96 is outside the vocabulary of 96"),
         ({"eos_token_id": "2"}, "eos_token_id is '2', wanted token ids"),
         ({"hidden_act": "gelu"}, "hidden_act 'gelu' is not served; served is silu"),
-        ({"quantization_config": {"bits": 4}}, "quantized safetensors checkpoints are not served"),
         ({"rope_scaling": {"type": "yarn", "factor": 2}}, "rope_type 'yarn' is not served"),
         ({"rope_scaling": {"type": "linear"}}, "rope_scaling.factor is missing"),
         ({"rope_scaling": "linear"}, "rope_scaling is 'linear', wanted a section"),

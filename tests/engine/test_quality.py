@@ -5,12 +5,12 @@ from pathlib import Path
 import pytest
 import torch
 
-from benchmarks.quality import MODES, likelihood, token_ids
+from benchmarks.quality import MODES, likelihood, model_of, token_ids
 
 TEXT = Path(__file__).parents[1] / "data" / "quality.txt"
 IDS = token_ids(TEXT.read_text(encoding="utf-8"))
 BEGINNING = 1200
-FLOAT32_NATS = {len(IDS): 3.50334, BEGINNING: 3.57599}
+FLOAT32_NATS = {len(IDS): 3.50334, BEGINNING: 3.57599, 300: 4.34644}
 BOUNDS = {
     ("none", None): 0.005,
     ("int8", None): 0.01,
@@ -33,3 +33,20 @@ def test_a_mode_keeps_within_its_bound_on_the_beginning(mode, kv_dtype):
     options = {"kv_dtype": kv_dtype, "quantization": MODES[mode], "threads": 2}
     found = likelihood(ids, dtype=torch.bfloat16, **options)
     assert found == pytest.approx(FLOAT32_NATS[BEGINNING], rel=BOUNDS[mode, kv_dtype])
+
+
+@pytest.fixture
+def one_torch_thread():
+    """Packing is many short operations, whose threads would wait for each other where others compute too."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
+
+
+@pytest.mark.parametrize(("mode", "bound"), [("awq", 0.1), ("gptq", 0.12)])
+def test_weights_that_are_packed_without_calibration_keep_within_their_bound(mode, bound, one_torch_thread):
+    few = IDS[:300]
+    with model_of(mode) as path:
+        options = {"dtype": torch.bfloat16, "quantization": MODES[mode], "threads": 2, "path": path}
+        assert likelihood(few, **options) == pytest.approx(FLOAT32_NATS[len(few)], rel=bound)

@@ -4,9 +4,12 @@ import pytest
 import torch
 import transformers as hf
 
+from benchmarks.packed_folder import write_packed_folder
+from benchmarks.quality import PACKINGS
 from engine.kernels.reference import ReferenceBackend
 from engine.kernels.triton.backend import TritonBackend
 from engine.model.load import load_model
+from engine.model.transformer import Quantization
 from tests.engine.conftest import BLOCK_SIZE
 from tests.fakes.batches import BatchItem, batch_of
 
@@ -29,9 +32,9 @@ CONFIGS = {
 PROMPT = [3, 17, 5, 60, 2, 44, 44, 8, 61]
 
 
-def generate(path, backend, runner_of, steps):
+def generate(path, backend, runner_of, steps, quantization=Quantization.NONE):
     """(logits of each token said [1, vocab], greedy tokens): the prompt in the given steps, then one at a time."""
-    runner = runner_of(load_model(path, backend, max_model_len=32), 8)
+    runner = runner_of(load_model(path, backend, 32, quantization), 8)
     tokens, logits, first = list(PROMPT), [], 0
     for count in steps:
         item = BatchItem(
@@ -60,6 +63,20 @@ def test_a_model_says_what_it_says_on_the_reference_backend(
     torch.testing.assert_close(got, wanted, atol=1e-4, rtol=1e-4)
     in_chunks, _ = generate(tmp_path, tested, runner_of, [4, 5, 1, 1])
     assert torch.equal(in_chunks, got)
+
+
+@pytest.mark.parametrize("packing", PACKINGS.values(), ids=PACKINGS)
+def test_packed_weights_say_what_the_same_floats_say(
+    packing, random_model_of, runner_of, tmp_path, dots_in_order
+):
+    wide = SMALL | {"hidden_size": 64, "intermediate_size": 128}
+    random_model_of(hf.LlamaConfig(**wide)).save_pretrained(tmp_path / "floats")
+    write_packed_folder(tmp_path / "floats", tmp_path / "packed", packing)
+    wanted, tokens = generate(tmp_path / "packed", ReferenceBackend(torch.float32), runner_of, [9])
+    tested = TritonBackend(torch.float32, torch.device("cpu"))
+    got, same_tokens = generate(tmp_path / "packed", tested, runner_of, [9], Quantization.STORED)
+    assert same_tokens == tokens
+    torch.testing.assert_close(got, wanted, atol=1e-4, rtol=1e-4)
 
 
 def test_kernels_run_where_the_interpreter_or_a_gpu_is():

@@ -104,7 +104,7 @@ class Library:
         tiles = torch.empty(padded * (columns + columns % 2), dtype=weight.dtype)
         pack = getattr(self._library, f"crossdock_pack_{SUFFIXES[weight.dtype]}")
         pack(weight.data_ptr(), rows, columns, tiles.data_ptr())
-        form = Format(bits=8 * weight.itemsize, has_least=0, zero=0)
+        form = Format(bits=8 * weight.itemsize, offsets=0, zero=0)
         return _packed(rows, columns, tiles, _padded(bias, rows, self._tile_columns), form)
 
     def pack_quantized(self, weight: QuantizedWeight, bias: torch.Tensor | None) -> PackedWeight:
@@ -112,14 +112,16 @@ class Library:
         check(weight.codes, torch.uint8, 2)
         rows, columns = weight.codes.shape
         assert columns % GROUP == 0 and weight.bits in (4, 8), (columns, weight.bits)
-        for halves in (weight.scales, *(() if weight.least is None else (weight.least,))):
-            check(halves, torch.float16, 2)
-            assert halves.shape == (rows, columns // GROUP), (halves.shape, rows, columns)
-        form = Format(bits=weight.bits, has_least=weight.least is not None, zero=weight.zero)
+        kind, offsets = _offsets(weight)
+        for beside in (weight.scales, *(() if offsets is None else (offsets,))):
+            check(beside, beside.dtype, 2)
+            assert beside.shape == (rows, columns // GROUP), (beside.shape, rows, columns)
+        assert weight.scales.dtype == torch.float16, weight.scales.dtype
+        form = Format(bits=weight.bits, offsets=kind, zero=weight.zero)
         size = self._library.crossdock_quantized_bytes(rows, columns, byref(form))
         tiles = torch.empty(size, dtype=torch.uint8)
-        least = None if weight.least is None else weight.least.data_ptr()
-        sources = (weight.codes.data_ptr(), weight.scales.data_ptr(), least)
+        places = None if offsets is None else offsets.data_ptr()
+        sources = (weight.codes.data_ptr(), weight.scales.data_ptr(), places)
         self._library.crossdock_quantized_pack(*sources, rows, columns, byref(form), tiles.data_ptr())
         return _packed(rows, columns, tiles, _padded(bias, rows, self._quantized_columns), form)
 
@@ -153,6 +155,16 @@ def check(tensor: torch.Tensor, dtype: torch.dtype, dimensions: int) -> None:
         dimensions,
     )
     assert tensor.is_contiguous() and tensor.is_cpu, (tensor.stride(), tensor.device)
+
+
+def _offsets(weight: QuantizedWeight) -> tuple[int, torch.Tensor | None]:
+    """(as linear.h numbers them, two bytes for each output and group)."""
+    if weight.zeros is not None:
+        return 2, weight.zeros.to(torch.int16)
+    if weight.least is not None:
+        assert weight.least.dtype == torch.float16, weight.least.dtype
+        return 1, weight.least
+    return 0, None
 
 
 def _padded(bias: torch.Tensor | None, rows: int, columns: int) -> torch.Tensor | None:

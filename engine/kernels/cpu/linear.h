@@ -8,10 +8,15 @@
 
 namespace crossdock {
 
+// What a group of codes has beside its scale.
+enum class Offsets : int { kNone, kLeast, kZeros };
+
 // What a weight is stored as. bits: 32 for float32, 16 for bfloat16, 8 and 4 for codes with a scale for each group;
-// has_least and zero belong to codes. zero: the code that stands for no weight, where there are no least values.
+// offsets and zero belong to codes. zero: the code that stands for no weight, where groups have no offsets.
 struct Format {
-    int bits, has_least, zero;
+    int bits;
+    Offsets offsets;
+    int zero;
 };
 
 // A weight [out, in]. bias: padded to whole tiles, or null.

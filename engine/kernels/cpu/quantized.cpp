@@ -1,10 +1,10 @@
-// x [rows, in] times a weight of small integers. In each group of kGroup inputs a weight is code * scale + least, with
-// codes of 4 or 8 bits; activations are rounded to signed bytes with one scale for each row and group. Products of
-// integers are summed exactly; one multiply-add for each group, in order of the groups, gives the float32 result, so a
-// row's result depends on no other row, on no tile and on no thread.
+// x [rows, in] times a weight of small integers. In each group of kGroup inputs a weight is code * scale + least, or
+// (code - zero) * scale, with codes of 4 or 8 bits; activations are rounded to signed bytes with one scale for each row
+// and group. Products of integers are summed exactly; one multiply-add for each group, in order of the groups, gives the
+// float32 result, so a row's result depends on no other row, on no tile and on no thread.
 //
-// Packed order: tiles of kColumns outputs; in a tile, group after group: codes, scales, and least values if there are
-// any. Codes stand as the dot-product instruction reads them: four consecutive inputs of one output side by side, for
+// Packed order: tiles of kColumns outputs; in a tile, group after group: codes, scales, and least values or zeros if
+// there are any, two bytes each so that codes begin on a cache line. Codes stand as the dot-product instruction reads them: four consecutive inputs of one output side by side, for
 // each output of a vector; codes of 4 bits share bytes, the first half of a group in the low bits. Padding is zero.
 #include <algorithm>
 
@@ -27,8 +27,8 @@ constexpr size_t kPanelRows = 64 * kRows;  // bounds the scratch memory for roun
 
 typedef uint8_t Codes __attribute__((vector_size(kLanes * 4)));
 
-size_t group_bytes(int bits, bool has_least) {
-    return kColumns * (kGroup * bits / 8 + sizeof(uint16_t) * (has_least ? 2 : 1));
+size_t group_bytes(int bits, Offsets offsets) {
+    return kColumns * (kGroup * bits / 8 + sizeof(uint16_t) * (offsets == Offsets::kNone ? 1 : 2));
 }
 
 INLINE Floats load_halves(const uint8_t* from) {
@@ -62,6 +62,13 @@ INLINE Ints dot_quad(Codes codes, int32_t activations, Ints acc) {
 }
 
 INLINE Ints splat_int(int32_t value) { return value - Ints{}; }
+
+INLINE Ints load_zeros(const uint8_t* from) {
+    typedef uint16_t Zeros __attribute__((vector_size(kLanes * 2)));
+    Zeros zeros;
+    std::memcpy(&zeros, from, sizeof zeros);
+    return __builtin_convertvector(zeros, Ints);
+}
 
 // Rounded activations of a panel of rows. sums: of a group's codes; scaled_sums: times the group's scale.
 struct Rounded {
@@ -114,20 +121,28 @@ INLINE Codes load_codes(const uint8_t* group, int quad, int vector) {
     return (quad < stored ? codes : (Codes)((Words)codes >> 4)) & 0x0f;
 }
 
-template <int Rows, int Bits, bool HasLeast>
+template <int Rows, int Bits, Offsets Kind>
 void multiply_tile(const Rounded& x, size_t row, const uint8_t* tile, int zero, Floats (&total)[Rows][kVectors]) {
     UNROLL
     for (int r = 0; r < Rows; ++r) {
         UNROLL
         for (int v = 0; v < kVectors; ++v) total[r][v] = Floats{};
     }
-    for (size_t group = 0; group < x.groups; ++group, tile += group_bytes(Bits, HasLeast)) {
+    for (size_t group = 0; group < x.groups; ++group, tile += group_bytes(Bits, Kind)) {
+        const uint8_t* scales = tile + kColumns * kGroup * Bits / 8;
+        const uint8_t* offsets = scales + kColumns * 2;
         Ints acc[Rows][kVectors];
         UNROLL
-        for (int r = 0; r < Rows; ++r) {
-            const Ints begin = HasLeast ? Ints{} : splat_int(-zero * x.sums[(row + r) * x.groups + group]);
+        for (int v = 0; v < kVectors; ++v) {
             UNROLL
-            for (int v = 0; v < kVectors; ++v) acc[r][v] = begin;
+            for (int r = 0; r < Rows; ++r) {
+                const int32_t sum = -x.sums[(row + r) * x.groups + group];
+                if constexpr (Kind == Offsets::kZeros) {
+                    acc[r][v] = load_zeros(offsets + v * kLanes * 2) * sum;
+                } else {
+                    acc[r][v] = Kind == Offsets::kLeast ? Ints{} : splat_int(zero * sum);
+                }
+            }
         }
         UNROLL
         for (int quad = 0; quad < kQuads; ++quad) {
@@ -141,7 +156,6 @@ void multiply_tile(const Rounded& x, size_t row, const uint8_t* tile, int zero, 
                 for (int v = 0; v < kVectors; ++v) acc[r][v] = dot_quad(codes[v], activations, acc[r][v]);
             }
         }
-        const uint8_t* scales = tile + kColumns * kGroup * Bits / 8;
         UNROLL
         for (int v = 0; v < kVectors; ++v) {
             const Floats scale = load_halves(scales + v * kLanes * 2);
@@ -150,8 +164,8 @@ void multiply_tile(const Rounded& x, size_t row, const uint8_t* tile, int zero, 
                 const Floats product = __builtin_convertvector(acc[r][v], Floats) * scale;
                 total[r][v] = fma(product, splat(x.scales[(row + r) * x.groups + group]), total[r][v]);
             }
-            if constexpr (HasLeast) {
-                const Floats least = load_halves(scales + (kColumns + v * kLanes) * 2);
+            if constexpr (Kind == Offsets::kLeast) {
+                const Floats least = load_halves(offsets + v * kLanes * 2);
                 UNROLL
                 for (int r = 0; r < Rows; ++r)
                     total[r][v] = fma(least, splat(x.scaled_sums[(row + r) * x.groups + group]), total[r][v]);
@@ -166,10 +180,10 @@ struct Out {
     const float* bias;  // padded to whole tiles, or null
 };
 
-template <int Rows, int Bits, bool HasLeast>
+template <int Rows, int Bits, Offsets Kind>
 void multiply_and_store(const Rounded& x, size_t row, const uint8_t* tile, int zero, const Out& out, size_t column) {
     Floats total[Rows][kVectors];
-    multiply_tile<Rows, Bits, HasLeast>(x, row, tile, zero, total);
+    multiply_tile<Rows, Bits, Kind>(x, row, tile, zero, total);
     const size_t columns = std::min<size_t>(kColumns, out.features - column);
     UNROLL
     for (int r = 0; r < Rows; ++r) {
@@ -181,16 +195,16 @@ void multiply_and_store(const Rounded& x, size_t row, const uint8_t* tile, int z
     }
 }
 
-template <int Bits, bool HasLeast>
+template <int Bits, Offsets Kind>
 void multiply(ThreadPool& pool, const Rounded& x, size_t rows, const uint8_t* packed, int zero, const Out& out) {
     using Kernel = void (*)(const Rounded&, size_t, const uint8_t*, int, const Out&, size_t);
     static constexpr Kernel kernels[kRows] = {
-        multiply_and_store<1, Bits, HasLeast>, multiply_and_store<2, Bits, HasLeast>,
-        multiply_and_store<3, Bits, HasLeast>, multiply_and_store<4, Bits, HasLeast>,
-        multiply_and_store<5, Bits, HasLeast>, multiply_and_store<6, Bits, HasLeast>};
+        multiply_and_store<1, Bits, Kind>, multiply_and_store<2, Bits, Kind>,
+        multiply_and_store<3, Bits, Kind>, multiply_and_store<4, Bits, Kind>,
+        multiply_and_store<5, Bits, Kind>, multiply_and_store<6, Bits, Kind>};
     const size_t row_tiles = divide_up(rows, kRows);
     const size_t height = divide_up(rows, row_tiles);  // 8 rows are 4 + 4, not 6 + 2
-    const size_t tile_bytes = x.groups * group_bytes(Bits, HasLeast);
+    const size_t tile_bytes = x.groups * group_bytes(Bits, Kind);
     const size_t units = divide_up(out.features, kColumns) * row_tiles;
     const size_t grain = (size_t{1} << 16) / (x.in * kColumns * height) + 1;
     pool.split(units, grain, [&](size_t begin, size_t end) {
@@ -203,13 +217,14 @@ void multiply(ThreadPool& pool, const Rounded& x, size_t rows, const uint8_t* pa
     });
 }
 
+template <int Bits>
 void multiply_rounded(ThreadPool& pool, const Linear& linear, const Rounded& x, size_t rows, const Out& out) {
     const auto* packed = static_cast<const uint8_t*>(linear.packed);
-    const Format& format = linear.format;
-    if (format.bits == 8) {
-        (format.has_least ? multiply<8, true> : multiply<8, false>)(pool, x, rows, packed, format.zero, out);
-    } else {
-        (format.has_least ? multiply<4, true> : multiply<4, false>)(pool, x, rows, packed, format.zero, out);
+    const int zero = linear.format.zero;
+    switch (linear.format.offsets) {
+        case Offsets::kNone: return multiply<Bits, Offsets::kNone>(pool, x, rows, packed, zero, out);
+        case Offsets::kLeast: return multiply<Bits, Offsets::kLeast>(pool, x, rows, packed, zero, out);
+        case Offsets::kZeros: return multiply<Bits, Offsets::kZeros>(pool, x, rows, packed, zero, out);
     }
 }
 
@@ -237,7 +252,8 @@ void multiply_codes(ThreadPool& pool, const Linear& linear, const Rows& rows, fl
             }
         });
         const size_t features = linear.out;
-        multiply_rounded(pool, linear, rounded, count, {out + first * features, features, linear.bias});
+        const Out to{out + first * features, features, linear.bias};
+        (linear.format.bits == 8 ? multiply_rounded<8> : multiply_rounded<4>)(pool, linear, rounded, count, to);
     }
 }
 
@@ -250,15 +266,16 @@ int64_t crossdock_quantized_columns() { return crossdock::kColumns; }
 
 int64_t crossdock_quantized_bytes(int64_t out, int64_t in, const crossdock::Format* format) {
     const size_t tiles = crossdock::divide_up(out, crossdock::kColumns);
-    return tiles * (in / crossdock::kGroup) * crossdock::group_bytes(format->bits, format->has_least);
+    return tiles * (in / crossdock::kGroup) * crossdock::group_bytes(format->bits, format->offsets);
 }
 
-// codes [out, in], one in a byte; scales and least (null if the format has none) [out, in / kGroup], float16.
-void crossdock_quantized_pack(const uint8_t* codes, const uint16_t* scales, const uint16_t* least, int64_t out,
+// codes [out, in], one in a byte; scales, float16, and offsets (null if the format has none) [out, in / kGroup]: least
+// values in float16, or zeros in uint16.
+void crossdock_quantized_pack(const uint8_t* codes, const uint16_t* scales, const uint16_t* offsets, int64_t out,
                               int64_t in, const crossdock::Format* format, uint8_t* packed) {
     using namespace crossdock;
     const size_t groups = in / kGroup;
-    const size_t bytes = group_bytes(format->bits, format->has_least);
+    const size_t bytes = group_bytes(format->bits, format->offsets);
     const size_t size = crossdock_quantized_bytes(out, in, format);
     prefer_huge_pages(packed, size);
     std::memset(packed, 0, size);
@@ -269,7 +286,7 @@ void crossdock_quantized_pack(const uint8_t* codes, const uint16_t* scales, cons
             pack_codes(codes + n * in + group * kGroup, format->bits, column, to);
             uint8_t* halves = to + kColumns * kGroup * format->bits / 8;
             std::memcpy(halves + column * 2, scales + n * groups + group, 2);
-            if (least) std::memcpy(halves + (kColumns + column) * 2, least + n * groups + group, 2);
+            if (offsets) std::memcpy(halves + (kColumns + column) * 2, offsets + n * groups + group, 2);
         }
     }
 }

@@ -10,7 +10,7 @@ from ctypes import POINTER, Structure, c_float, c_int, c_int64, c_void_p
 class Format(Structure):
     """linear.h"""
 
-    _fields_ = (("bits", c_int), ("has_least", c_int), ("zero", c_int))
+    _fields_ = (("bits", c_int), ("offsets", c_int), ("zero", c_int))
 
 
 class Linear(Structure):

@@ -21,13 +21,14 @@ class PackedIntegers:
     """A QuantizedWeight turned over, on the device: outputs are contiguous.
 
     codes: uint8 [in, out]; of 4 bits: [in / 2, out] in runs of GROUP, the low halves those of an even group, the high
-    ones those of the odd group after it, whose scale is zero where there is none. scales, least: float16 [groups, out].
-    bias: float32 [out] or None.
+    ones those of the odd group after it, whose scale is zero where there is none. scales, least: float16 [groups, out];
+    zeros: uint8, likewise, instead of zero. bias: float32 [out] or None.
     """
 
     codes: torch.Tensor
     scales: torch.Tensor
     least: torch.Tensor | None
+    zeros: torch.Tensor | None
     bits: int
     zero: int
     in_features: int
@@ -40,18 +41,27 @@ class PackedIntegers:
 
 def pack_integers(weight: QuantizedWeight, bias: torch.Tensor | None, device: torch.device) -> PackedIntegers:
     """Codes of 5 to 8 bits take a byte each, fewer half a byte."""
-    codes, scales, least = weight.codes.T, weight.scales.T, None if weight.least is None else weight.least.T
+    codes = weight.codes.T
+    odd = weight.bits <= 4 and weight.scales.shape[1] % 2
     if weight.bits <= 4:
-        if scales.shape[0] % 2:
-            codes = torch.cat([codes, codes.new_zeros(GROUP, codes.shape[1])])
-            scales = torch.cat([scales, scales.new_zeros(1, scales.shape[1])])
-            least = None if least is None else torch.cat([least, least.new_zeros(1, least.shape[1])])
+        codes = torch.nn.functional.pad(codes, (0, 0, 0, GROUP if odd else 0))
         pairs = codes.reshape(-1, 2, GROUP, codes.shape[1])
         codes = (pairs[:, 0] | pairs[:, 1] << 4).flatten(0, 1)
+
+    def turned(groups: torch.Tensor | None) -> torch.Tensor | None:
+        return (
+            None
+            if groups is None
+            else torch.nn.functional.pad(groups.T, (0, 0, 0, odd)).contiguous().to(device)
+        )
+
+    scales = turned(weight.scales)
+    assert scales is not None
     return PackedIntegers(
         codes=codes.contiguous().to(device),
-        scales=scales.contiguous().to(device),
-        least=None if least is None else least.contiguous().to(device),
+        scales=scales,
+        least=turned(weight.least),
+        zeros=turned(weight.zeros),
         bits=4 if weight.bits <= 4 else 8,
         zero=0 if weight.least is not None else weight.zero,
         in_features=weight.codes.shape[1],
@@ -67,10 +77,12 @@ def quantized_linear(
     rows, inputs = x.shape
     columns = packed.out_features
     chunks = triton.cdiv(inputs, CHUNK)
-    shape = {"BITS": packed.bits, "ZERO": packed.zero, "LEAST": packed.least is not None, "GROUP": GROUP}
+    shape = {"BITS": packed.bits, "ZERO": packed.zero, "GROUP": GROUP}
+    shape |= {"LEAST": packed.least is not None, "ZEROS": packed.zeros is not None}
     shape |= {"ROWS": tile.rows, "COLUMNS": tile.columns, "CHUNK": CHUNK, "DOT": dot_type(dtype)}
     options = {"num_warps": tile.warps, "num_stages": tile.stages, **EXACT}
-    weight = (packed.codes, packed.scales, packed.scales if packed.least is None else packed.least)
+    offsets = next((found for found in (packed.least, packed.zeros) if found is not None), packed.scales)
+    weight = (packed.codes, packed.scales, offsets)
     out = torch.empty((rows, columns), dtype=torch.float32, device=x.device)
     bias = out if packed.bias is None else packed.bias
     grid = (triton.cdiv(rows, tile.rows), triton.cdiv(columns, tile.columns))
@@ -90,7 +102,7 @@ def multiply_integers(
     x: tl.tensor,
     codes: tl.tensor,
     scales: tl.tensor,
-    least: tl.tensor,
+    offsets: tl.tensor,
     bias: tl.tensor,
     out: tl.tensor,
     count: tl.tensor,
@@ -101,6 +113,7 @@ def multiply_integers(
     BITS: tl.constexpr,
     ZERO: tl.constexpr,
     LEAST: tl.constexpr,
+    ZEROS: tl.constexpr,
     GROUP: tl.constexpr,
     ROWS: tl.constexpr,
     COLUMNS: tl.constexpr,
@@ -113,8 +126,8 @@ def multiply_integers(
     total = tl.full([ROWS, COLUMNS], 0.0, tl.float32)
     for first in range(0, inputs, CHUNK):
         total += _chunk(
-            x, codes, scales, least, row, column, first, count, columns, inputs, x_stride,
-            BITS, ZERO, LEAST, GROUP, ROWS, COLUMNS, CHUNK, DOT,
+            x, codes, scales, offsets, row, column, first, count, columns, inputs, x_stride,
+            BITS, ZERO, LEAST, ZEROS, GROUP, ROWS, COLUMNS, CHUNK, DOT,
         )  # fmt: skip
     if BIASED:
         total += tl.load(bias + column, mask=column < columns, other=0.0)[None, :]
@@ -127,7 +140,7 @@ def multiply_integers_split(
     x: tl.tensor,
     codes: tl.tensor,
     scales: tl.tensor,
-    least: tl.tensor,
+    offsets: tl.tensor,
     parts: tl.tensor,
     count: tl.tensor,
     columns: tl.tensor,
@@ -136,6 +149,7 @@ def multiply_integers_split(
     BITS: tl.constexpr,
     ZERO: tl.constexpr,
     LEAST: tl.constexpr,
+    ZEROS: tl.constexpr,
     GROUP: tl.constexpr,
     ROWS: tl.constexpr,
     COLUMNS: tl.constexpr,
@@ -147,8 +161,8 @@ def multiply_integers_split(
     column = (tl.program_id(1) * COLUMNS + tl.arange(0, COLUMNS)).to(tl.int64)
     chunk = tl.program_id(2)
     sums = _chunk(
-        x, codes, scales, least, row, column, chunk * CHUNK, count, columns, inputs, x_stride,
-        BITS, ZERO, LEAST, GROUP, ROWS, COLUMNS, CHUNK, DOT,
+        x, codes, scales, offsets, row, column, chunk * CHUNK, count, columns, inputs, x_stride,
+        BITS, ZERO, LEAST, ZEROS, GROUP, ROWS, COLUMNS, CHUNK, DOT,
     )  # fmt: skip
     inside = (row < count)[:, None] & (column < columns)[None, :]
     place = (chunk.to(tl.int64) * count + row)[:, None] * columns + column[None, :]
@@ -160,7 +174,7 @@ def _chunk(
     x: tl.tensor,
     codes: tl.tensor,
     scales: tl.tensor,
-    least: tl.tensor,
+    offsets: tl.tensor,
     row: tl.tensor,
     column: tl.tensor,
     first: tl.tensor,
@@ -171,6 +185,7 @@ def _chunk(
     BITS: tl.constexpr,
     ZERO: tl.constexpr,
     LEAST: tl.constexpr,
+    ZEROS: tl.constexpr,
     GROUP: tl.constexpr,
     ROWS: tl.constexpr,
     COLUMNS: tl.constexpr,
@@ -189,17 +204,21 @@ def _chunk(
         )
         for half in tl.static_range(PER_BYTE):
             values = (packed >> (half * 4) & 15) if BITS == 4 else packed
-            b = (values.to(tl.int32) - ZERO).to(DOT)
             group = start // GROUP + half
+            spot = group.to(tl.int64) * columns + column
+            if ZEROS:
+                zeros = tl.load(offsets + spot, mask=column < columns, other=0).to(tl.int32)[None, :]
+                b = (values.to(tl.int32) - zeros).to(DOT)
+            else:
+                b = (values.to(tl.int32) - ZERO).to(DOT)
             place = group * GROUP + tl.arange(0, GROUP)
             inside = (row < count)[:, None] & (place < inputs)[None, :]
             a = tl.load(x + (row * x_stride)[:, None] + place[None, :], mask=inside, other=0.0).to(DOT)
-            spot = group.to(tl.int64) * columns + column
             scale = tl.load(scales + spot, mask=column < columns, other=0.0).to(tl.float32)
             factors = tl.broadcast_to(scale[None, :], [ROWS, COLUMNS])
             sums = tl.fma(tl.dot(a, b, input_precision="ieee"), factors, sums)
             if LEAST:
-                low = tl.load(least + spot, mask=column < columns, other=0.0).to(tl.float32)
+                low = tl.load(offsets + spot, mask=column < columns, other=0.0).to(tl.float32)
                 lows = tl.broadcast_to(low[None, :], [ROWS, COLUMNS])
                 sums = tl.fma(
                     tl.broadcast_to(tl.sum(a.to(tl.float32), 1)[:, None], [ROWS, COLUMNS]), lows, sums
