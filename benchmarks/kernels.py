@@ -14,6 +14,7 @@ import torch
 
 from engine.kernels.backend import AttentionMeta, scale_elements
 from engine.kernels.cpu.build import COMPILERS, built, default_cache_folder, host_flags
+from engine.kernels.cpu.crew import Crew
 from engine.kernels.cpu.library import Library
 from engine.kernels.cpu.operations import CpuOperations
 
@@ -51,7 +52,7 @@ def main() -> None:
     print(f"{arguments.threads} threads, memory reads at {bandwidth / 1e9:.1f} GB/s")
     library = Library(built(default_cache_folder(), COMPILERS, host_flags()))
     for dtype in (torch.float32, torch.bfloat16):
-        kernels = CpuOperations(dtype, arguments.threads, library)
+        kernels = CpuOperations(dtype, Crew(library, arguments.threads))
         rate = measure_rate(kernels, arguments.repeats)
         print(f"\n{dtype}, best product {rate / 1e9:.0f} GF/s")
         machine = Machine(bandwidth=bandwidth, rate=rate)

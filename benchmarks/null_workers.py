@@ -13,6 +13,7 @@ import json
 import mmap
 import sys
 import time
+from collections import defaultdict
 from collections.abc import AsyncIterator, Callable, Iterator
 from itertools import count
 from pathlib import Path
@@ -23,7 +24,9 @@ import uvloop
 from crossdock.worker.v1 import worker_pb2 as pb
 from crossdock.worker.v1 import worker_pb2_grpc as pb_grpc
 from kvtransfer.ticket import key_check
+from service.orders import AttemptKey
 from service.outbox import Outbox
+from service.reports import TokenEnd, TokenReport, encode
 from service.server import bind, create_server
 from service.worker_rim import PROTOCOL_VERSION
 
@@ -116,9 +119,8 @@ class NullPrefill(pb_grpc.PrefillServiceServicer):
             return
         spec = request.submit.sequence
         key = {"request_id": spec.request_id, "attempt": spec.attempt}
-        first = pb.SequenceOutput(**key, position=0, token_id=self._times.begin())
-        step = pb.StepOutputs(outputs=[first])
-        outbox.put(pb.PrefillServiceAttachResponse(outputs=step))
+        first = TokenReport(AttemptKey(**key), 0, self._times.begin(), None, (), None)
+        outbox.put(*encode([first], 0, pb.PrefillServiceAttachResponse))
         outbox.put(pb.PrefillServiceAttachResponse(handed_over=pb.HandedOver(**key)))
         self._hand_over(spec.request_id, spec.attempt)
 
@@ -145,25 +147,17 @@ class NullDecode(pb_grpc.DecodeServiceServicer):
             self._running[request_id, attempt] = (outbox, count(1), max_tokens)
 
     def step(self) -> None:
-        by_gateway: dict[Outbox[Any], pb.StepOutputs] = {}
+        by_gateway: dict[Outbox[Any], list[TokenReport]] = defaultdict(list)
         token_id = self._times.begin()
         for (request_id, attempt), (outbox, positions, max_tokens) in list(self._running.items()):
-            outputs = by_gateway.get(outbox)
-            if outputs is None:
-                outputs = by_gateway[outbox] = pb.StepOutputs()
             position = next(positions)
             last = position == max_tokens - 1
-            outputs.outputs.add(
-                request_id=request_id,
-                attempt=attempt,
-                position=position,
-                token_id=token_id,
-                end_reason=pb.END_REASON_LENGTH if last else pb.END_REASON_UNSPECIFIED,
-            )
+            end, key = (TokenEnd.LENGTH if last else None), AttemptKey(request_id, attempt)
+            by_gateway[outbox].append(TokenReport(key, position, token_id, None, (), end))
             if last or outbox.closed:
                 del self._running[request_id, attempt]
-        for outbox, outputs in by_gateway.items():
-            outbox.put(pb.DecodeServiceAttachResponse(outputs=outputs))
+        for outbox, reports in by_gateway.items():
+            outbox.put(*encode(reports, 0, pb.DecodeServiceAttachResponse))
 
     def _ask(self, request: Any, outbox: Outbox[Any]) -> None:
         match request.WhichOneof("message"):

@@ -22,6 +22,7 @@ from engine.kernels.backend import Decoder, DecoderWeights
 from engine.kernels.composed import ComposedDecoder
 from engine.kernels.cpu.backend import CpuBackend
 from engine.kernels.cpu.build import COMPILERS, built, default_cache_folder, host_flags
+from engine.kernels.cpu.crew import Crew
 from engine.kernels.cpu.library import Library
 from engine.kernels.cpu.operations import CpuOperations
 from engine.kernels.cpu.structures import Batch as NativeBatch
@@ -84,7 +85,7 @@ def main() -> None:
     arguments = parser.parse_args()
     torch.set_num_threads(arguments.threads)
     library = TimedLibrary(built(default_cache_folder(), COMPILERS, host_flags()))
-    native = CpuBackend(torch.bfloat16, arguments.threads, library)
+    native = CpuBackend(torch.bfloat16, Crew(library, arguments.threads))
     single = OneAtATime(torch.bfloat16, arguments.threads, library)
     path = resolve_model("smollm2-135m-instruct")
     models = [load_model(path, each, arguments.context, arguments.quantization) for each in (native, single)]

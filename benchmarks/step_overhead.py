@@ -2,11 +2,12 @@
 
     python -m benchmarks.step_overhead [--sequences 1,8,64,256] [--steps 400] [--context 512] [--profile 64]
 
-The real worker, core, policy, runner, sampler and rim run on one thread; only the model is replaced, by one that
-returns random logits. A step is cut into: plan (the view of what runs, and the policy), batch (blocks, copies, the
-runner's layout up to the model's first kernel), sampling, commit (what the core notes of it), output (reports, load,
-the message as bytes). Each part's median over the steps is printed. Sampling is greedy or seeded (temperature 0.8,
-top_p 0.95), over the built-in model's vocabulary and over a tiny one, where reading logits costs nothing.
+The real worker, core, policy, runner, sampler (compiled, where it can be) and rim run on one thread; only the model is
+replaced, by one that returns random logits. A step is cut into: plan (the view of what runs, and the policy), batch
+(blocks, copies, the runner's layout up to the model's first kernel), sampling, commit (what the core notes of it),
+output (reports, load, the message as bytes). Each part's median over the steps is printed. Sampling is greedy or seeded
+(temperature 0.8, top_p 0.95), over the built-in model's vocabulary and over a tiny one, where reading logits costs
+nothing.
 """
 
 import argparse
@@ -31,6 +32,7 @@ from engine.cache.block_pool import BlockPool
 from engine.cache.kv_cache import KVCache
 from engine.cache.layout import KVLayout
 from engine.core import EngineCore, StepResult
+from engine.kernels.select import choose_backend
 from engine.loop import EngineLoop
 from engine.policy import Plan, View
 from engine.runner import TransformerRunner
@@ -108,12 +110,12 @@ class RandomModel:
 
 class TimedSampler(Sampler):
     def __init__(self, instants: Instants) -> None:
-        super().__init__()
+        super().__init__(choose_backend(torch.float32, threads=1).sampling)
         self._instants = instants
 
-    def sample(self, logits: torch.Tensor, rows: Any) -> Any:
+    def sample(self, *rows: Any) -> Any:
         self._instants.end("commit")
-        sampled = super().sample(logits, rows)
+        sampled = super().sample(*rows)
         self._instants.end("sampling")
         return sampled
 

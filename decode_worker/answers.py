@@ -3,7 +3,7 @@
 Called by the worker on the step thread. Begins and ends them in the engine; tells nobody anything.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
 from decode_worker.adoption import begin_search, run_choices
@@ -45,9 +45,10 @@ class Answers:
         yield from self._running
         yield from self._searches
 
-    def running(self, sequence_id: SequenceId) -> Running | None:
-        """What this sequence is of, unless it is a hypothesis of a search."""
-        return self._by_sequence.get(sequence_id)
+    @property
+    def by_sequence(self) -> Mapping[SequenceId, Running]:
+        """What each sequence is of that is no hypothesis of a search."""
+        return self._by_sequence
 
     def gateway_of(self, key: AttemptKey) -> str:
         return self._running[key].gateway if key in self._running else self._searches[key].gateway

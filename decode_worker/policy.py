@@ -8,7 +8,9 @@ outnumber those that generate; a step full of generation leaves them a token, so
 
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
+from itertools import repeat
 
+from engine.columns import rows_of
 from engine.policy import Plan, SequenceView, View, Work
 from engine.scheduling.admission import Room, fits
 from engine.scheduling.budget import TokenBudget
@@ -38,7 +40,7 @@ class DecodePolicy:
             generating = _while_blocks_last((one for one in generating if one not in given_up), free)
         elif view.waiting or view.swapped:
             back, started = self._entering(view, now)
-        work = [Work(one.id, 1) for one in (*generating, *back)]
+        work = rows_of(Work, [one.id for one in (*generating, *back)], repeat(1))
         budget = TokenBudget(self._prompt_tokens(view, len(work), len(reading) + len(started)))
         prompts = (Work(id=one.id, tokens=budget.take(one.uncomputed)) for one in (*reading, *started))
         return Plan(

@@ -116,8 +116,7 @@ class DecodeWorker:
         self._books.deliver(computed - self._prompts.advance(result.progress))
         for gateway, report in self._prompts.scores(result.scored):
             self._tell(gateway, report)
-        for output in result.outputs:
-            self._sampled(output)
+        self._sampled(result.outputs)
         for sequence in result.dead_ends:
             self._dead_end(sequence)
         for sequence in result.preempted:
@@ -284,25 +283,29 @@ class DecodeWorker:
         self._answers.begin(reservation, first_tokens, table, credit)
         self._tell(reservation.gateway, AdoptedReport(key=reservation.order.key))
 
-    def _sampled(self, output: Output) -> None:
-        sequence, position, sampled, _ = output
-        running = self._answers.running(sequence.id)
-        if running is not None:
-            order, choice = running.order, sequence.id[2]
-            self._token(running.gateway, report_of(order, choice, position, sampled, sequence.end_reason))
-            if sequence.end_reason is not None:
+    def _sampled(self, outputs: tuple[Output, ...]) -> None:
+        answers, tell = self._answers.by_sequence, self._tell
+        for output in outputs:
+            sequence, position, sampled, _ = output
+            running = answers.get(sequence.id)
+            if running is None:
+                self._not_running(output)
+                continue
+            order, choice, reason = running.order, sequence.id[2], sequence.end_reason
+            tell(running.gateway, report_of(order, choice, position, sampled, reason))
+            if reason is not None:
+                self._finished_sequences += 1
                 self._answers.leave(order.key, choice)
-            return
-        key = _key(sequence.id)
+
+    def _not_running(self, output: Output) -> None:
+        """It is of a prompt, or of a search."""
+        key = _key(output.sequence.id)
         if key in self._prompts:
             self._first_tokens(key, output)
         else:
-            self._hypothesis(key, output)
-
-    def _hypothesis(self, key: AttemptKey, output: Output) -> None:
-        gateway = self._answers.gateway_of(key)
-        for report in self._answers.hear(key, output):
-            self._token(gateway, report)
+            gateway = self._answers.gateway_of(key)
+            for report in self._answers.hear(key, output):
+                self._token(gateway, report)
 
     def _first_tokens(self, key: AttemptKey, output: Output) -> None:
         """A prompt was computed here. What goes on from it does so as if it had been handed over."""

@@ -81,7 +81,7 @@ def assemble(
         pool=BlockPool(num_blocks),
         block_size=layout.block_size,
         runner=runner,
-        sampler=Sampler(),
+        sampler=Sampler(loaded.sampling),
         policy=policy,
         caching=wishes.caching,
         swap=_swap_space(wishes, cache, memory_bytes - num_blocks * layout.block_bytes()),

@@ -73,15 +73,14 @@ def lay_out(
 ) -> Batch:
     """firsts, counts: of each run, the position of its first token and its tokens, at least one. token_ids: of all runs
     in order. wanted: whether logits of the run's last token are."""
-    starts = np.zeros(len(counts) + 1, np.int32)
-    np.cumsum(counts, out=starts[1:])
-    run, positions = np.arange(len(counts)), firsts
+    starts = np.arange(len(counts) + 1, dtype=np.int32)
+    run, positions = starts[:-1], firsts
     if len(token_ids) > len(counts):
         run = np.repeat(run, counts)
+        np.cumsum(counts, out=starts[1:])
         positions = np.arange(len(token_ids), dtype=np.int32) + (firsts - starts[:-1])[run]
-    index = positions // np.int32(block_size)
-    offset = positions - index * np.int32(block_size)
-    blocks = block_tables[run, index].astype(np.int64)
+    index, offset = np.divmod(positions, np.int32(block_size))
+    blocks = block_tables.take(run * np.int64(block_tables.shape[1]) + index).astype(np.int64)
     assert blocks.min() >= 0, "a block table ends before its sequence's last token"
     return Batch(
         token_ids=np.array(token_ids, np.int64),

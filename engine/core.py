@@ -19,6 +19,7 @@ from engine.cache.block_table import BlockTable, Owner, OwnerKind
 from engine.cache.coming import Coming
 from engine.cache.prefix_chain import PrefixChain
 from engine.cache.swap_space import SwapSpace
+from engine.columns import rows_of
 from engine.draws import dead_ends, draw
 from engine.policy import Plan, Policy, View
 from engine.sampling import Sampled, Sampler
@@ -195,31 +196,29 @@ class EngineCore:
         batch = self._batch(runs)
         if not asked_of(runs):
             return (), self._runner.run(batch)
-        return read_scores(runs, self._runner.run(with_scored_rows(batch, runs)))
+        return read_scores(self._sampler, runs, self._runner.run(with_scored_rows(batch, runs)))
 
     def _prepare(self, plan: Plan, view: View) -> list[Progress]:
         """Check the plan and start what it starts. What shares a prefix with another start of the same plan is left to
         the next one: nobody knew yet that it is coming."""
         coming = {one.id: one.coming for one in view.waiting}
-        runs = []
-        for name, count in plan.work:
-            sequence = self._running.get(name)
-            if sequence is None:
-                if name in coming and self._views.entering(self._waiting[name]).coming > coming[name]:
-                    continue
-                sequence = self._enter(name)
-            runs.append(Progress(sequence, count))
-        return runs
+        work = plan.work
+        for name in dict.fromkeys([name for name, _ in work if name not in self._running]):
+            if name in coming and self._views.entering(self._waiting[name]).coming > coming[name]:
+                work = tuple([each for each in work if each.id != name])
+            else:
+                self._enter(name)
+        return rows_of(Progress, [self._running[name] for name, _ in work], [count for _, count in work])
 
     def _batch(self, runs: Ordered[Progress]) -> Batch:
         """Bind the blocks that the work will write, and lay it out. The place where memory safety is asserted."""
+        assert len({sequence.row for sequence, _ in runs}) == len(runs), "a plan names a sequence once"
+        rows = np.array([sequence.row for sequence, _ in runs], np.int32)
         firsts = np.array([sequence.computed for sequence, _ in runs], np.int32)
         known = np.array([len(sequence.tokens) for sequence, _ in runs], np.int32)
-        rows = np.array([sequence.row for sequence, _ in runs], np.int32)
-        assert len(set(rows.tolist())) == len(runs), "a plan names a sequence once"
         counts = np.array([count for _, count in runs], np.int32)
         ends, size = firsts + counts, np.int32(self._block_size)
-        assert counts.min() >= 1 and (ends <= known).all(), f"{counts} of {known - firsts}"
+        assert np.minimum(counts - 1, known - ends).min() >= 0, f"{counts} of {known - firsts}"
         needed = -(-ends // size)
         missing = needed - self._rows.lengths(rows)
         for at in np.flatnonzero(missing > 0).tolist():
@@ -357,8 +356,14 @@ class EngineCore:
                 self._finish(sequence, EndReason.DEAD_END)
             kept = [index for index in range(len(complete)) if index not in indices]
             complete, logits = [complete[index] for index in kept], logits[kept]
-        drawn = draw(self._sampler, complete, logits)
-        return tuple([self._append(one, *tokens) for one, tokens in zip(complete, drawn, strict=True)]), stuck
+        own, twins = zip(*draw(self._sampler, complete, logits), strict=True) if complete else ((), ())
+        outputs = rows_of(Output, complete, [one.computed for one in complete], own, twins)
+        for sequence, sampled in zip(complete, own, strict=True):
+            sequence.append(sampled.token)
+            sequence.twins = ()
+            if sequence.end_reason is not None:
+                self._finish(sequence, sequence.end_reason)
+        return tuple(outputs), stuck
 
     def _publish(self, sequence: Sequence, first: int) -> None:
         """Full blocks from `first` on can be found by others from now on."""
@@ -367,14 +372,6 @@ class EngineCore:
         if links:
             self.pool.publish(sequence.table, first, links)
             self._coming.settle(sequence.id, links)
-
-    def _append(self, sequence: Sequence, sampled: Sampled, twins: tuple[Sampled, ...] = ()) -> Output:
-        position = sequence.computed
-        sequence.append(sampled.token)
-        sequence.twins = ()
-        if sequence.end_reason is not None:
-            self._finish(sequence, sequence.end_reason)
-        return Output(sequence, position, sampled, twins)
 
     def _finish(self, sequence: Sequence, reason: EndReason) -> None:
         sequence.end_reason = reason

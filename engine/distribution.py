@@ -1,53 +1,107 @@
-"""What may be sampled from one row of logits, and how much each token weighs.
+"""What may be sampled from rows of logits, how much each token weighs, and which one is drawn: the definition.
 
-Called by the sampler, a row at a time. All arithmetic on weights is float64 and in an order that the row's
-own length fixes, so nothing outside the row can change a bit of the result. Never makes a random number.
+Called by the sampler. Weights are integers, made of a row by additions and multiplications alone, so that sums do not
+depend on their order and every machine makes the same ones. `PlainSampling` says here what a token is; compiled kernels
+(`engine/kernels/cpu/sampling.cpp`) give the very same tokens. Nothing outside a row can change a bit of its result.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TypeAlias
+from math import ceil, log
+from typing import NamedTuple, Protocol, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
 
+from engine.noise import NOISE_BITS, noise
 from engine.sequence import SamplingParams
 
 Logits: TypeAlias = NDArray[np.float32]
-Weights: TypeAlias = NDArray[np.float64]
+Weights: TypeAlias = NDArray[np.int64]
 Indices: TypeAlias = NDArray[np.int64]
 
-_RUN = 256
-"""Tokens summed at once by `draw`: a running sum over the whole vocabulary would cost ten times as much."""
+WEIGHT_BITS = 42
+"""The likeliest token weighs 2 to this power, and what would weigh less than a half weighs nothing."""
 
-_NUCLEUS_SHARES = (1 / 512, 1 / 4096, 1 / 32768, 0.0)
-"""For top_p only tokens that have this share of all weight are sorted, of which there cannot be more than 512; the next
-share where these do not hold enough."""
+VOCAB_MAX = 1 << 21
+"""Tokens whose weights can be summed up in 63 bits."""
+
+BROKEN = -1
+"""In the place of a token: the row holds a NaN or +inf, or nothing but -inf."""
+
+_FAINTEST = -64.0
+_LOG2_E = 1.4426950408889634
+_POWER_OF_2 = (
+    7.070977866508138e-09,
+    1.0205905413765595e-07,
+    1.3215451633221434e-06,
+    1.5252672924850737e-05,
+    0.00015403530424776529,
+    0.0013333558200794592,
+    0.009618129107618665,
+    0.05550410866465167,
+    0.24022650695910075,
+    0.6931471805599462,
+    1.0,
+)
+"""Of 2^x for |x| <= 1/2, the highest power first: fitted at Chebyshev nodes, wrong by 2^-50 at most."""
+
+_NUCLEUS_SHARES = (512, 32768)
+"""For top_p only tokens that have such a share of all weight are sorted, of which there cannot be more; the next share
+where these do not hold enough, and then all."""
+
+
+class Likeliest(NamedTuple):
+    """Of a row. log_total: natural logarithm of the sum of exp(logits), so that logit - log_total is the model's own
+    logprob. ids: the likeliest tokens, the likeliest first, lower ids first among equals."""
+
+    log_total: float
+    ids: tuple[int, ...]
+
+
+class SamplingKernels(Protocol):
+    """What a sampler asks for all rows at once. logits: float32 [n, vocab], each row contiguous, fewer than VOCAB_MAX
+    tokens. One caller at a time."""
+
+    def draw(self, logits: Logits, params: Sequence[SamplingParams], positions: Sequence[int]) -> list[int]:
+        """A token of each row; the likeliest where the temperature is 0, the lowest id among equals. BROKEN where there
+        is none."""
+        ...
+
+    def describe(self, logits: Logits, counts: Sequence[int]) -> list[Likeliest]:
+        """Of rows that are not broken. counts: how many ids are wanted, in [0, vocab]."""
+        ...
+
+
+class PlainSampling:
+    """In numpy, a row at a time. See SamplingKernels."""
+
+    def draw(self, logits: Logits, params: Sequence[SamplingParams], positions: Sequence[int]) -> list[int]:
+        return [_draw(*each) for each in zip(logits, params, positions, strict=True)]
+
+    def describe(self, logits: Logits, counts: Sequence[int]) -> list[Likeliest]:
+        return [_describe(row, count) for row, count in zip(logits, counts, strict=True)]
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Distribution:
     """What can be sampled.
 
-    weights: float64 [c], not negative, not normalised, some above 0. ids: ascending token ids, int64 [c], or
-    None where the weights cover the whole vocabulary.
+    weights: int64 [c], not negative, some above 0. ids: ascending token ids, int64 [c], or None where the weights cover
+    the whole vocabulary.
     """
 
     weights: Weights
     ids: Indices | None = None
 
-    def draw(self, uniform: float) -> int:
-        """Inverse of the cumulative distribution in token-id order, at `uniform` in (0, 1).
+    def draw(self, noise: int) -> int:
+        """Inverse of the cumulative distribution in token-id order; noise: in 2^-NOISE_BITS, inside (0, 1).
 
         A token without weight is never drawn.
         """
-        runs = np.add.reduceat(self.weights, np.arange(0, len(self.weights), _RUN)).cumsum()
-        target = uniform * float(runs[-1])
-        run = int(np.searchsorted(runs, target, side="right"))
-        weights = self.weights[run * _RUN : (run + 1) * _RUN]
-        reached = weights.cumsum() + (runs[run - 1] if run else 0.0)
-        # The run's sum and its running sum may round apart at the very end: stay on a token that has weight.
-        last = int(np.flatnonzero(weights)[-1])
-        return self._token(run * _RUN + min(int(np.searchsorted(reached, target, side="right")), last))
+        reached = self.weights.cumsum()
+        target = noise * int(reached[-1]) >> NOISE_BITS
+        return self._token(int(np.searchsorted(reached, target, side="right")))
 
     def support(self) -> frozenset[int]:
         """Ids of all tokens that can be drawn."""
@@ -65,14 +119,31 @@ def filtered(logits: Logits, params: SamplingParams) -> Distribution:
     A top_k of at least the vocabulary is off. Temperature must be above 0.
     """
     kept = largest(logits, params.top_k) if 0 < params.top_k < len(logits) else None
-    weights = _weights(logits if kept is None else logits[kept], params.temperature)
-    distribution = Distribution(weights, kept)
+    distribution = Distribution(
+        weights_of(logits if kept is None else logits[kept], params.temperature), kept
+    )
     if params.top_p < 1.0:
         distribution = _keep(distribution, _nucleus(distribution.weights, params.top_p))
     if params.min_p > 0.0:
-        # The heaviest token weighs exactly 1.
-        distribution = _keep(distribution, np.flatnonzero(distribution.weights >= params.min_p))
+        least = ceil(params.min_p * 2.0**WEIGHT_BITS)
+        distribution = _keep(distribution, np.flatnonzero(distribution.weights >= least))
     return distribution
+
+
+def weights_of(logits: Logits, temperature: float) -> Weights:
+    """int64, in proportion to exp(logit / temperature), to the nearest integer. The maximum of the logits is finite."""
+    powers = np.subtract(logits, logits.max(), dtype=np.float64)
+    with np.errstate(over="ignore"):
+        powers *= min(_LOG2_E / temperature, 1e300)
+    np.maximum(powers, _FAINTEST, out=powers)
+    whole = np.rint(powers)
+    powers -= whole
+    raised = np.full_like(powers, _POWER_OF_2[0])
+    for factor in _POWER_OF_2[1:]:
+        raised *= powers
+        raised += factor
+    weights: Weights = np.rint(np.ldexp(raised, whole.astype(np.int32) + WEIGHT_BITS)).astype(np.int64)
+    return weights
 
 
 def largest(values: Logits | Weights, count: int) -> Indices:
@@ -80,51 +151,52 @@ def largest(values: Logits | Weights, count: int) -> Indices:
     return _down_to(values, np.partition(values, len(values) - count)[len(values) - count], count)
 
 
-def descending(values: Logits | Weights, indices: Indices) -> Indices:
-    """Ascending `indices` put in order of falling value; equals stay in order of index."""
-    return indices[np.argsort(-values[indices], kind="stable")]
+def log_total(total: int, top: float) -> float:
+    """See Likeliest. total: of all weights at temperature 1; top: the largest logit."""
+    return top + log(total / 2**WEIGHT_BITS)
 
 
-def log_total(logits: Logits) -> float:
-    """Natural logarithm of the sum of exp(logits), so that logit - log_total is the model's own logprob."""
-    top = logits.max()
-    return float(top) + float(np.log(np.exp(np.subtract(logits, top, dtype=np.float64)).sum()))
+def logprobs_of(
+    logits: Logits, token: int, likeliest: Likeliest
+) -> tuple[float, tuple[tuple[int, float], ...]]:
+    """Of a row that was described so: the model's logprob of one token, and (token id, logprob) of the likeliest."""
+    total = likeliest.log_total
+    return float(logits[token]) - total, tuple([(id_, float(logits[id_]) - total) for id_ in likeliest.ids])
 
 
-def logprobs_of(logits: Logits, token: int, alternatives: int) -> tuple[float, tuple[tuple[int, float], ...]]:
-    """The model's own logprob of one token, and (token id, logprob) of the likeliest ones, the likeliest first, lower
-    ids first among equals. alternatives: how many of these; a vocabulary's worth at most."""
-    total, count = log_total(logits), min(alternatives, len(logits))
-    best = descending(logits, largest(logits, count)) if count else ()
-    return float(logits[token]) - total, tuple((int(id_), float(logits[id_]) - total) for id_ in best)
+def _draw(logits: Logits, params: SamplingParams, position: int) -> int:
+    likeliest = int(logits.argmax())
+    if not np.isfinite(logits[likeliest]):
+        return BROKEN
+    if params.temperature == 0.0:
+        return likeliest
+    return filtered(logits, params).draw(noise(params.seed, position))
 
 
-def _weights(logits: Logits, temperature: float) -> Weights:
-    scores: Weights = np.subtract(logits, logits.max(), dtype=np.float64)
-    with np.errstate(over="ignore", under="ignore"):
-        if temperature != 1.0:
-            scores /= temperature
-        weights: Weights = np.exp(scores, out=scores)
-    return weights
+def _describe(logits: Logits, count: int) -> Likeliest:
+    total = log_total(int(weights_of(logits, 1.0).sum()), float(logits.max()))
+    if count == 0:
+        return Likeliest(total, ())
+    best = largest(logits, count)
+    return Likeliest(total, tuple(best[np.argsort(-logits[best], kind="stable")].tolist()))
 
 
 def _nucleus(weights: Weights, top_p: float) -> Indices:
     """Ascending indices of the fewest heaviest tokens that hold top_p of all weight."""
-    total = float(weights.sum())
-    wanted = top_p * total
-    for share in _NUCLEUS_SHARES:
-        heavy = np.flatnonzero(weights >= share * total)
+    total = int(weights.sum())
+    wanted = min(total, ceil(top_p * float(total)))
+    for least in (*(max(1, total // share) for share in _NUCLEUS_SHARES), 0):
+        heavy = np.flatnonzero(weights >= least)
         values = weights[heavy]
         heaviest = np.sort(values)[::-1]
         reached = heaviest.cumsum()
-        if share == 0.0 or (len(heavy) and reached[-1] >= wanted):
-            # Rounding may leave the sum of all just short of what is wanted: then all stay.
-            kept = min(int(np.searchsorted(reached, wanted)) + 1, len(heavy))
+        if len(heavy) and reached[-1] >= wanted:
+            kept = int(np.searchsorted(reached, wanted)) + 1
             return heavy[_down_to(values, heaviest[kept - 1], kept)]
-    raise AssertionError("the last share takes all")
+    raise AssertionError("all together hold what is wanted")
 
 
-def _down_to(values: Logits | Weights, border: np.floating, count: int) -> Indices:
+def _down_to(values: Logits | Weights, border: np.floating | np.integer, count: int) -> Indices:
     """Ascending indices of `count` values from the largest down to `border`, which is the least of them."""
     found = np.flatnonzero(values >= border)
     surplus = len(found) - count

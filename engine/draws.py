@@ -4,13 +4,13 @@ Called by the core. Asks constraints what is allowed, right before the sampler i
 """
 
 from collections.abc import Sequence as Ordered
-from itertools import islice
+from itertools import repeat
 from typing import TypeAlias
 
 import torch
 
-from engine.sampling import Sampled, Sampler, SampleRow
-from engine.sequence import SamplingParams, Sequence
+from engine.sampling import Rule, Sampled, Sampler
+from engine.sequence import Sequence
 
 Drawn: TypeAlias = tuple[Sampled, tuple[Sampled, ...]]
 """A sequence's own token, and those of its twins in their order."""
@@ -27,21 +27,34 @@ def dead_ends(complete: Ordered[Sequence]) -> list[int]:
 
 def draw(sampler: Sampler, complete: Ordered[Sequence], logits: torch.Tensor) -> list[Drawn]:
     """For each of these from its row of the logits. None of them is a dead end."""
-    rows = [_row(sequence, sequence.sampling) for sequence in complete]
-    twins = [_row(sequence, params) for sequence in complete for params in sequence.twins]
-    drawn = sampler.sample(logits, rows)
+    params = [one.sampling for one in complete]
+    positions = [len(one.tokens) for one in complete]
+    own = sampler.sample(logits, params, positions, _rules(complete))
+    twins = {at: _twins(sampler, one, logits[at]) for at, one in enumerate(complete) if one.twins}
     if not twins:
-        return [(sampled, ()) for sampled in drawn]
-    shared = logits.repeat_interleave(torch.tensor([len(each.twins) for each in complete]), dim=0)
-    others = iter(sampler.sample(shared, twins))
-    return [
-        (sampled, tuple(islice(others, len(one.twins)))) for one, sampled in zip(complete, drawn, strict=True)
-    ]
+        return list(zip(own, repeat(())))
+    return [(sampled, twins.get(at, ())) for at, sampled in enumerate(own)]
 
 
-def _row(sequence: Sequence, params: SamplingParams) -> SampleRow:
-    """How a token that follows it is drawn."""
-    position, constraint = len(sequence.tokens), sequence.constraint
+def _twins(sampler: Sampler, sequence: Sequence, logits: torch.Tensor) -> tuple[Sampled, ...]:
+    """From the row of logits that its own token is drawn from."""
+    count = len(sequence.twins)
+    rules = {at: rule for at in range(count) for rule in _rules([sequence]).values()}
+    return tuple(
+        sampler.sample(logits.expand(count, -1), sequence.twins, [len(sequence.tokens)] * count, rules)
+    )
+
+
+def _rules(complete: Ordered[Sequence]) -> dict[int, Rule]:
+    """Of those after which some tokens may not come, or not as the model says, by number."""
+    return {
+        at: _rule(one)
+        for at, one in enumerate(complete)
+        if one.adjustments is not None or one.constraint is not None or len(one.tokens) < one.stop.min_length
+    }
+
+
+def _rule(sequence: Sequence) -> Rule:
+    constraint = sequence.constraint
     allowed = None if constraint is None else constraint.allowed()
-    banned = sequence.stop.banned_after(position)
-    return SampleRow(params, position, banned, adjustments=sequence.adjustments, allowed=allowed)
+    return Rule(sequence.stop.banned_after(len(sequence.tokens)), sequence.adjustments, allowed)

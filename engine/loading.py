@@ -12,6 +12,7 @@ from engine.cache.kv_cache import KVCache
 from engine.cache.layout import KVLayout
 from engine.cache.staged_cache import StagedKVCache
 from engine.collective import Collective
+from engine.distribution import SamplingKernels
 from engine.errors import CapacityError
 from engine.kernels.backend import Backend
 from engine.kernels.reference import ReferenceBackend
@@ -26,13 +27,14 @@ from engine.wishes import EngineWishes
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Loaded:
-    """note: one line for the operator about the backend, or None."""
+    """sampling: draws from the backend's logits. note: one line for the operator about the backend, or None."""
 
     config: ModelConfig
     backend: Backend
     model: Transformer
     quantization: Quantization
     collective: Collective
+    sampling: SamplingKernels
     note: str | None
 
     def layout(self, wishes: EngineWishes, model_digest: str) -> KVLayout:
@@ -84,6 +86,7 @@ def load(wishes: EngineWishes, collective: Collective, progress: Progress) -> Lo
         model=load_model(wishes.model, backend, max_model_len, quantization, progress, collective),
         quantization=quantization,
         collective=collective,
+        sampling=chosen.sampling,
         note=chosen.note,
     )
 

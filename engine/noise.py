@@ -1,13 +1,15 @@
 """The sampler's only source of chance: a pure function of (seed, position).
 
 Counter-based, so there is no state to keep, move or lose: a stream that is resumed elsewhere draws what it
-would have drawn here. Called by the sampler. Never touches a global generator, a clock or the system.
+would have drawn here. Compiled kernels have a copy of it (`engine/kernels/cpu/philox.h`). Never touches a
+global generator, a clock or the system.
 """
 
 from typing import TypeAlias
 
 Words4: TypeAlias = tuple[int, int, int, int]
 
+NOISE_BITS = 53
 _MASK = 0xFFFFFFFF
 _MULTIPLIER_0 = 0xD2511F53
 _MULTIPLIER_1 = 0xCD9E8D57
@@ -16,8 +18,8 @@ _WEYL_1 = 0xBB67AE85
 _ROUNDS = 10
 
 
-def uniform(seed: int, position: int) -> float:
-    """The draw for one token, strictly inside (0, 1): an odd multiple of 2**-53, all 2**52 equally likely.
+def noise(seed: int, position: int) -> int:
+    """The draw for one token, in units of 2^-NOISE_BITS: odd, strictly inside (0, 2^NOISE_BITS), all equally likely.
 
     seed: any integer, taken modulo 2**64; position: [0, 2**64).
     """
@@ -25,7 +27,7 @@ def uniform(seed: int, position: int) -> float:
     high, low, _, _ = philox4x32(
         (position & _MASK, position >> 32, 0, 0), (seed & _MASK, (seed >> 32) & _MASK)
     )
-    return float((high << 32 | low) >> 12 << 1 | 1) * 2.0**-53
+    return (high << 32 | low) >> 12 << 1 | 1
 
 
 def philox4x32(counter: Words4, key: tuple[int, int]) -> Words4:

@@ -11,8 +11,7 @@ from engine.scheduling.pace import Pace
 from engine.sequence import SequenceId
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class SequenceView:
+class SequenceView(NamedTuple):
     """One sequence as a policy sees it. Counts are tokens and blocks; arrived is in seconds on the core's clock.
 
     blocks_to_start: blocks that one that waits, or comes back, must be promised; those that it shares with others are

@@ -6,34 +6,44 @@ sequence: stop rules and penalties are folds over the known tokens, done by its 
 tokens are banned, then come temperature and truncation.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from itertools import repeat
+from types import MappingProxyType
 from typing import NamedTuple
 
 import numpy as np
 import torch
 
 from engine.adjustments import Adjustments
+from engine.columns import rows_of
 from engine.constraint import TokenMask, admits
-from engine.distribution import Logits, descending, filtered, largest, log_total, logprobs_of
+from engine.distribution import (
+    BROKEN,
+    VOCAB_MAX,
+    Likeliest,
+    Logits,
+    PlainSampling,
+    SamplingKernels,
+    logprobs_of,
+)
 from engine.errors import NonFiniteLogits
-from engine.noise import uniform
 from engine.sequence import SamplingParams
 
 
-class SampleRow(NamedTuple):
-    """How to sample one row.
+class Rule(NamedTuple):
+    """What is done to a row before a token is drawn from it.
 
-    position: absolute position of the token to be sampled, from 0. banned: token ids that may not be sampled
-    here, such as stop tokens before the minimum length; some other token must be left. adjustments: biases and
-    penalties, None for none. allowed: the only tokens that may be sampled, at least one; where all of these are banned,
-    the ban gives way. None for no such rule.
+    banned: token ids that may not be sampled here, such as stop tokens before the minimum length; some other token must
+    be left. adjustments: biases and penalties, None for none. allowed: the only tokens that may be sampled, at least
+    one; where all of these are banned, the ban gives way. None for no such rule.
     """
 
-    params: SamplingParams
-    position: int
     banned: frozenset[int] = frozenset()
     adjustments: Adjustments | None = None
     allowed: TokenMask | None = None
+
+
+NO_RULES: Mapping[int, Rule] = MappingProxyType({})
 
 
 class Candidate(NamedTuple):
@@ -60,85 +70,108 @@ class Sampled(NamedTuple):
     candidates: tuple[Candidate, ...] = ()
 
 
-class Sampler:
-    """Greedy and seeded sampling on the host, in numpy on the calling thread."""
+_LIKELIEST = SamplingParams()
 
-    def sample(self, logits: torch.Tensor, rows: Sequence[SampleRow]) -> list[Sampled]:
-        """One token for each row of float32 [n, vocab], n = len(rows).
+
+class Sampler:
+    """Greedy and seeded sampling on the host. kernels: what draws, all rows of a step at once."""
+
+    def __init__(self, kernels: SamplingKernels = PlainSampling()) -> None:  # noqa: B008 (has no state)
+        self._kernels = kernels
+
+    def sample(
+        self,
+        logits: torch.Tensor,
+        params: Sequence[SamplingParams],
+        positions: Sequence[int],
+        rules: Mapping[int, Rule] = NO_RULES,
+    ) -> list[Sampled]:
+        """One token for each row of float32 [n, vocab]. positions: of the tokens to be sampled, absolute, from 0.
+        rules: of those rows that have one, by number.
 
         Greedy rows take the largest adjusted logit, the lowest id among equals. Raises NonFiniteLogits, naming every
         row that holds a NaN or +inf, or nothing but -inf; any other -inf is a token that is never sampled,
         unless all that is allowed are such.
         """
         assert logits.dtype == torch.float32, logits.dtype
-        assert logits.ndim == 2 and len(rows) == logits.shape[0], f"{len(rows)} rows, logits {logits.shape}"
-        values: Logits = logits.detach().cpu().numpy()
-        likeliest = values.argmax(axis=1)
-        maxima = values[np.arange(len(rows)), likeliest]
-        bad = np.flatnonzero(~np.isfinite(maxima))
-        if len(bad):
-            raise NonFiniteLogits(tuple(bad.tolist()))
-        return [
-            Sampled(greedy, None, ())
-            if row.params.temperature == 0.0
-            and row.params.logprobs is None
-            and not row.params.candidates
-            and row.adjustments is None
-            and _free(row)
-            else _sample_row(values[index], row, greedy)
-            for index, (row, greedy) in enumerate(zip(rows, likeliest.tolist(), strict=True))
-        ]
+        assert logits.ndim == 2 and logits.shape[1] < VOCAB_MAX, logits.shape
+        assert len(params) == len(positions) == len(logits), f"{len(params)} rows, logits {logits.shape}"
+        values: Logits = np.ascontiguousarray(logits.numpy(force=True))
+        free = [_LIKELIEST if at in rules else each for at, each in enumerate(params)] if rules else params
+        tokens = self._kernels.draw(values, free, positions) if params else []
+        if BROKEN in tokens:
+            raise NonFiniteLogits(tuple([at for at, token in enumerate(tokens) if token == BROKEN]))
+        if rules:
+            self._draw_ruled(values, params, positions, rules, tokens)
+        sampled = rows_of(Sampled, tokens, repeat(None), repeat(()), repeat(()))
+        self._tell_more(values, params, rules, sampled)
+        return sampled
+
+    def describe(self, values: Logits, counts: Sequence[int]) -> list[Likeliest]:
+        """So many of the likeliest tokens of each row, under the model's own distribution. No row is broken."""
+        return self._kernels.describe(values, [min(count, values.shape[1]) for count in counts])
+
+    def _draw_ruled(
+        self,
+        values: Logits,
+        params: Sequence[SamplingParams],
+        positions: Sequence[int],
+        rules: Mapping[int, Rule],
+        tokens: list[int],
+    ) -> None:
+        """Put tokens that follow the rules in place of the likeliest ones."""
+        altered = np.stack([_alter(values[at], rule) for at, rule in rules.items()])
+        drawn = self._kernels.draw(altered, [params[at] for at in rules], [positions[at] for at in rules])
+        for at, token in zip(rules, drawn, strict=True):
+            assert token != BROKEN, f"all tokens are banned at position {positions[at]}"
+            tokens[at] = token
+
+    def _tell_more(
+        self,
+        values: Logits,
+        params: Sequence[SamplingParams],
+        rules: Mapping[int, Rule],
+        sampled: list[Sampled],
+    ) -> None:
+        """Logprobs and candidates, where somebody asked for these."""
+        asked = [at for at, one in enumerate(params) if one.logprobs is not None or one.candidates]
+        if not asked:
+            return
+        counts = [max(params[at].logprobs or 0, params[at].candidates) for at in asked]
+        for at, (log_total, ids) in zip(asked, self.describe(values[asked], counts), strict=True):
+            one, row = params[at], values[at]
+            candidates = self._candidates(row, Likeliest(log_total, ids[: one.candidates]), rules.get(at))
+            sampled[at] = sampled[at]._replace(candidates=candidates)
+            if one.logprobs is not None:
+                likeliest = Likeliest(log_total, ids[: one.logprobs])
+                logprob, top = logprobs_of(row, sampled[at].token, likeliest)
+                sampled[at] = sampled[at]._replace(logprob=logprob, top=top)
+
+    def _candidates(self, logits: Logits, likeliest: Likeliest, rule: Rule | None) -> tuple[Candidate, ...]:
+        """likeliest: as many as are wanted, before anything is adjusted."""
+        total, best = likeliest
+        if not best or rule is None or rule.adjustments is None:
+            logprobs = [float(logits[token]) - total for token in best]
+            return tuple(map(Candidate, best, logprobs, logprobs))
+        scores = rule.adjustments.apply(np.subtract(logits, total, dtype=np.float64).astype(np.float32))
+        ((_, best),) = self.describe(scores[None], [len(best)])
+        return tuple([Candidate(token, float(scores[token]), float(logits[token]) - total) for token in best])
 
 
-def _sample_row(logits: Logits, row: SampleRow, likeliest: int) -> Sampled:
-    token, candidates = _token(logits, row, likeliest), _candidates(logits, row)
-    if row.params.logprobs is None:
-        return Sampled(token=token, logprob=None, top=(), candidates=candidates)
-    logprob, top = logprobs_of(logits, token, row.params.logprobs)
-    return Sampled(token=token, logprob=logprob, top=top, candidates=candidates)
+def _alter(logits: Logits, rule: Rule) -> Logits:
+    if rule.adjustments is not None:
+        logits = rule.adjustments.apply(logits)
+    return _admitted(logits, rule) if rule.banned or rule.allowed is not None else logits
 
 
-def _candidates(logits: Logits, row: SampleRow) -> tuple[Candidate, ...]:
-    count = min(row.params.candidates, len(logits))
-    if not count:
-        return ()
-    total = log_total(logits)
-    if row.adjustments is None:
-        best = descending(logits, largest(logits, count)).tolist()
-        logprobs = [float(logits[token]) - total for token in best]
-        return tuple(map(Candidate, best, logprobs, logprobs))
-    scores = row.adjustments.apply(np.subtract(logits, total, dtype=np.float64).astype(np.float32))
-    best = descending(scores, largest(scores, count)).tolist()
-    return tuple(Candidate(token, float(scores[token]), float(logits[token]) - total) for token in best)
-
-
-def _free(row: SampleRow) -> bool:
-    """Whether any token may be drawn."""
-    return not row.banned and row.allowed is None
-
-
-def _admitted(logits: Logits, row: SampleRow) -> Logits:
+def _admitted(logits: Logits, rule: Rule) -> Logits:
     """The logits with -inf for what may not be drawn. What alone is allowed can be drawn, whatever the model thinks."""
-    if row.allowed is None:
+    if rule.allowed is None:
         logits = logits.copy()
-        logits[list(row.banned)] = -np.inf
+        logits[list(rule.banned)] = -np.inf
         return logits
-    admitted = admits(row.allowed, len(logits))
+    admitted = admits(rule.allowed, len(logits))
     unbanned = admitted.copy()
-    unbanned[list(row.banned)] = False
+    unbanned[list(rule.banned)] = False
     chosen = unbanned if unbanned.any() else admitted
     return np.where(chosen, np.maximum(logits, np.finfo(np.float32).min), np.float32(-np.inf))
-
-
-def _token(logits: Logits, row: SampleRow, likeliest: int) -> int:
-    params = row.params
-    if row.adjustments is not None:
-        logits = row.adjustments.apply(logits)
-        likeliest = int(logits.argmax())
-    if not _free(row):
-        logits = _admitted(logits, row)
-        likeliest = int(logits.argmax())
-        assert np.isfinite(logits[likeliest]), f"all tokens are banned at position {row.position}"
-    if params.temperature == 0.0:
-        return likeliest
-    return filtered(logits, params).draw(uniform(params.seed, row.position))

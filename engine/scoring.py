@@ -11,8 +11,9 @@ import numpy as np
 import torch
 
 from engine.batch import Batch
-from engine.distribution import Logits, logprobs_of
+from engine.distribution import Likeliest, Logits, logprobs_of
 from engine.errors import NonFiniteLogits
+from engine.sampling import Sampler
 from engine.sequence import Progress, Sequence
 
 ROWS_MAX = 128
@@ -37,7 +38,7 @@ class Scored(NamedTuple):
 
 def asked_of(runs: Ordered[Progress]) -> bool:
     """Whether anybody wants to know."""
-    return any(sequence.scored is not None for sequence, _ in runs)
+    return bool([sequence for sequence, _ in runs if sequence.scored is not None])
 
 
 def limited(runs: list[Progress]) -> list[Progress]:
@@ -67,7 +68,9 @@ def with_scored_rows(batch: Batch, runs: Ordered[Progress]) -> Batch:
     return replace(batch, rows=np.sort(np.concatenate([batch.rows, *scored])))
 
 
-def read_scores(runs: Ordered[Progress], logits: torch.Tensor) -> tuple[tuple[Scored, ...], torch.Tensor]:
+def read_scores(
+    sampler: Sampler, runs: Ordered[Progress], logits: torch.Tensor
+) -> tuple[tuple[Scored, ...], torch.Tensor]:
     """What the logits of a batch `with_scored_rows` say, and those that are left to sample from, in order.
 
     Raises NonFiniteLogits for a row from which no number can be read."""
@@ -75,7 +78,7 @@ def read_scores(runs: Ordered[Progress], logits: torch.Tensor) -> tuple[tuple[Sc
     for sequence, tokens in runs:
         count = _rows(sequence, tokens)
         if count:
-            found.append(_read(sequence, logits[at : at + count], at))
+            found.append(_read(sampler, sequence, logits[at : at + count], at))
         at += count
         if sequence.computed + tokens == len(sequence.tokens):
             sampled.append(at)
@@ -91,7 +94,7 @@ def _rows(sequence: Sequence, tokens: int) -> int:
     return min(tokens, len(sequence.tokens) - 1 - sequence.computed)
 
 
-def _read(sequence: Sequence, logits: torch.Tensor, row: int) -> Scored:
+def _read(sampler: Sampler, sequence: Sequence, logits: torch.Tensor, row: int) -> Scored:
     """row: number of the first one in its batch."""
     assert sequence.scored is not None
     values: Logits = logits.detach().cpu().numpy()
@@ -100,11 +103,12 @@ def _read(sequence: Sequence, logits: torch.Tensor, row: int) -> Scored:
         raise NonFiniteLogits(tuple((row + bad).tolist()))
     first = sequence.computed + 1
     tokens = sequence.tokens[first : first + len(values)]
-    scores = [_score(each, token, sequence.scored) for each, token in zip(values, tokens, strict=True)]
+    described = sampler.describe(values, [sequence.scored] * len(values))
+    scores = [_score(*each) for each in zip(values, tokens, described, strict=True)]
     return Scored(sequence, first, tuple(scores))
 
 
-def _score(logits: Logits, token: int, alternatives: int) -> Score:
-    logprob, top = logprobs_of(logits, token, alternatives)
+def _score(logits: Logits, token: int, likeliest: Likeliest) -> Score:
+    logprob, top = logprobs_of(logits, token, likeliest)
     likelier = np.count_nonzero(logits > logits[token]) + np.count_nonzero(logits[:token] == logits[token])
     return Score(logprob, int(likelier) + 1, top)

@@ -7,6 +7,7 @@ everybody else sees frozen views. Never decides anything: what comes next is a p
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import Enum, auto
+from struct import Struct
 from typing import NamedTuple, TypeAlias
 
 from engine.adjustments import Adjustments, Biases, adjustments_of
@@ -19,6 +20,9 @@ from engine.errors import IllegalTransition
 SequenceId: TypeAlias = tuple[str, int, int]
 """(request id, attempt, choice)."""
 
+_PACKED = Struct("=dddqQ")
+_SEED_MASK = (1 << 64) - 1
+
 NO_TOKENS: frozenset[int] = frozenset()
 
 PREEMPTIONS_MAX = 2
@@ -30,7 +34,8 @@ class SamplingParams:
     """How tokens are chosen.
 
     temperature: [0, 2], 0 is greedy. top_k: count, 0 is off. top_p: (0, 1], 1 is off. min_p: [0, 1], 0 is off.
-    seed: any 64-bit integer; the noise of the token at position p is a function of (seed, p) alone.
+    seed: any 64-bit integer; the noise of the token at position p is a function of (seed, p) alone. packed: these five,
+    as compiled kernels take them.
     logprobs: number of alternatives per token, None for no logprobs at all. candidates: how many of the likeliest next
     tokens are told beside the one that is drawn, for whoever draws by itself.
     presence_penalty, frequency_penalty: [-2, 2], 0 is off. repetition_penalty: (0, 2], 1 is off. logit_bias: each in
@@ -48,6 +53,11 @@ class SamplingParams:
     frequency_penalty: float = 0.0
     repetition_penalty: float = 1.0
     logit_bias: Biases = ()
+    packed: bytes = field(init=False, repr=False, compare=False)
+
+    def __post_init__(self) -> None:
+        five = (self.temperature, self.top_p, self.min_p, self.top_k, self.seed & _SEED_MASK)
+        object.__setattr__(self, "packed", _PACKED.pack(*five))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -56,7 +66,7 @@ class StopRules:
 
     length_limit: tokens in all, prompt included, at which the sequence ends. min_length: tokens in all before
     which no stop token is sampled. stop_token_ids: end-of-sequence tokens included unless they are ignored.
-    final_token_ids: of a constrained sequence, what says that it is complete: drawn before its time only where the
+    final_token_ids: of constrained sequences alone, what says that it is complete: drawn before its time only where the
     constraint allows nothing else, and the end at any length.
     """
 

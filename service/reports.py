@@ -4,11 +4,11 @@ Workers make reports on their step thread; `encode` packs the tokens of one step
 same reports back from `decode`, which trusts no peer. Knows no engine.
 """
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from enum import Enum
 from itertools import groupby
-from typing import NamedTuple, TypeAlias
+from typing import Any, NamedTuple, TypeAlias
 
 from crossdock.worker.v1 import worker_pb2 as pb
 from service.load import WorkerLoad
@@ -103,6 +103,9 @@ class PromptReport:
     scores: Scores
 
 
+_NO_DETAIL = (None, (), None, 0)
+"""What is between the token_id and the choice of a TokenReport, of most of them."""
+
 Report: TypeAlias = (
     TokenReport | EndedReport | ReservedReport | AdoptedReport | HandedOverReport | PromptReport
 )
@@ -114,8 +117,7 @@ def encode(reports: Iterable[Report], step: int, response: Callable[..., Respons
     messages: list[Response] = []
     for kind, run in groupby(reports, type):
         if kind is TokenReport:
-            outputs = [_output(report) for report in run if isinstance(report, TokenReport)]
-            messages.append(response(outputs=pb.StepOutputs(step=step, outputs=outputs)))
+            messages.append(response(outputs=_outputs(step, [*run])))
         else:
             messages += [response(**_field(report)) for report in run]
     return messages
@@ -125,7 +127,7 @@ def decode(message: Response) -> list[Report]:
     """The reports in a message; empty for messages that are about the worker as a whole. Raises BadReport."""
     match message.WhichOneof("message"):
         case "outputs":
-            return [_token_report(output) for output in message.outputs.outputs]
+            return [*_token_reports(message.outputs)]
         case "ended":
             ended = message.ended
             cause = _cause(ended.cause)
@@ -242,41 +244,54 @@ def _prompt_report(message: pb.PromptLogprobs) -> PromptReport:
     return PromptReport(key=_key(message), first_position=message.first_position, scores=scores)
 
 
-def _output(report: TokenReport) -> pb.SequenceOutput:
-    """Fields that have their default are not set: most tokens are a name, a position and an id."""
-    key, position, token_id, logprob, top, end, cached_tokens, choice = report
-    output = pb.SequenceOutput(
-        request_id=key.request_id, attempt=key.attempt, position=position, token_id=token_id
-    )
-    if choice:
-        output.choice = choice
-    if logprob is not None:
-        output.logprob = logprob
-    if top:
-        output.top_token_ids.extend([token for token, _ in top])
-        output.top_logprobs.extend([each for _, each in top])
-    if end is not None:
-        output.end_reason = end.value
-    if cached_tokens:
-        output.cached_tokens = cached_tokens
-    return output
-
-
-def _token_report(output: pb.SequenceOutput) -> TokenReport:
-    return TokenReport(
-        key=_key(output),
-        position=output.position,
-        token_id=output.token_id,
-        logprob=output.logprob if output.HasField("logprob") else None,
-        top=_top(output),
-        end=_token_end(output.end_reason),
-        cached_tokens=output.cached_tokens,
-        choice=output.choice,
+def _outputs(step: int, reports: Sequence[Any]) -> pb.StepOutputs:
+    """Of TokenReports, at least one, column by column; most tokens are a name, a position and an id."""
+    keys, positions, token_ids, _, _, _, _, choices = zip(*reports, strict=True)
+    request_ids, attempts = zip(*keys, strict=True)
+    return pb.StepOutputs(
+        step=step,
+        request_ids=request_ids,
+        attempts=attempts,
+        choices=choices,
+        positions=positions,
+        token_ids=token_ids,
+        details=[_detail(index, each) for index, each in enumerate(reports) if each[3:7] != _NO_DETAIL],
     )
 
 
-def _top(output: pb.SequenceOutput) -> tuple[tuple[int, float], ...]:
-    ids, logprobs = output.top_token_ids, output.top_logprobs
+def _detail(index: int, report: TokenReport) -> pb.TokenDetail:
+    """Fields that have their default are not set."""
+    detail = pb.TokenDetail(index=index, logprob=report.logprob, cached_tokens=report.cached_tokens)
+    if report.top:
+        detail.top_token_ids.extend([token for token, _ in report.top])
+        detail.top_logprobs.extend([each for _, each in report.top])
+    if report.end is not None:
+        detail.end_reason = report.end.value
+    return detail
+
+
+def _token_reports(outputs: pb.StepOutputs) -> list[TokenReport]:
+    columns = (outputs.request_ids, outputs.attempts, outputs.choices, outputs.positions, outputs.token_ids)
+    if len({len(column) for column in columns}) > 1:
+        raise BadReport("outputs: of each token all that is said of one")
+    reports = [
+        TokenReport(AttemptKey(request_id, attempt), position, token_id, None, (), None, 0, choice)
+        for request_id, attempt, choice, position, token_id in zip(*columns, strict=True)
+    ]
+    for detail in outputs.details:
+        if detail.index >= len(reports):
+            raise BadReport("details: of a token that is there")
+        reports[detail.index] = reports[detail.index]._replace(
+            logprob=detail.logprob if detail.HasField("logprob") else None,
+            top=_top(detail),
+            end=_token_end(detail.end_reason),
+            cached_tokens=detail.cached_tokens,
+        )
+    return reports
+
+
+def _top(detail: pb.TokenDetail) -> tuple[tuple[int, float], ...]:
+    ids, logprobs = detail.top_token_ids, detail.top_logprobs
     if not ids and not logprobs:
         return ()
     if len(ids) != len(logprobs):
@@ -294,7 +309,7 @@ def _token_end(reason: pb.EndReason) -> TokenEnd | None:
 
 
 def _key(
-    message: pb.SequenceOutput | pb.Ended | pb.Reserved | pb.Adopted | pb.HandedOver | pb.PromptLogprobs,
+    message: pb.Ended | pb.Reserved | pb.Adopted | pb.HandedOver | pb.PromptLogprobs,
 ) -> AttemptKey:
     return AttemptKey(request_id=message.request_id, attempt=message.attempt)
 

@@ -25,7 +25,7 @@ from service.preparations import Action, Later, Preparations, TooManyPreparation
 from service.reports import EndCause, EndedReport, Report, Response, encode, to_load_report
 from service.token_books import TokenCounts
 
-PROTOCOL_VERSION = 3
+PROTOCOL_VERSION = 4
 OUTBOX_MESSAGES_MAX = 4096
 LOAD_INTERVAL_S = 0.05
 LOAD_INTERVALS_MAX = 4

@@ -12,13 +12,16 @@ from pathlib import Path
 import torch
 
 from engine.collective import WHOLE, Share
+from engine.distribution import PlainSampling, SamplingKernels
 from engine.errors import CapacityError, NoCompiler
 from engine.kernels.backend import Backend
 from engine.kernels.core_share import ANY_CORES, CoreShare
 from engine.kernels.cpu.backend import CpuBackend
 from engine.kernels.cpu.build import COMPILERS, built, default_cache_folder, host_flags
+from engine.kernels.cpu.crew import Crew
 from engine.kernels.cpu.library import Library
 from engine.kernels.cpu.operations import CpuOperations
+from engine.kernels.cpu.sampling import CpuSampling
 from engine.kernels.reference import ReferenceBackend
 from engine.progress import SILENT, Progress
 
@@ -28,9 +31,11 @@ CAPABILITY_LEAST = (8, 0)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ChosenBackend:
-    """note: one line for the operator when it is not the backend one would want, else None."""
+    """sampling: draws from the backend's logits, in host memory. note: one line for the operator when it is not the
+    backend one would want, else None."""
 
     backend: Backend
+    sampling: SamplingKernels
     note: str | None
 
 
@@ -53,32 +58,43 @@ def choose_backend(
     what cuda or several ranks need.
     """
     if device == "cuda":
-        return _cuda_backend(dtype, share)
+        _require_gpus(share.size)
     try:
         folder = cache_folder or default_cache_folder()
-        library = Library(built(folder, compilers, host_flags(), progress))
+        crew = Crew(Library(built(folder, compilers, host_flags(), progress)), threads, cores)
     except (NoCompiler, OSError) as error:
+        if device == "cuda":
+            return _cuda_backend(dtype, share, PlainSampling())
         if share.size > 1:
             raise CapacityError(
                 f"tensor_parallel_size {share.size} needs the compiled kernels: {error}"
             ) from error
         note = f"serving with the slow plain-torch backend: {error}"
-        return ChosenBackend(backend=ReferenceBackend(dtype or torch.float32), note=note)
-    native = torch.bfloat16 if library.has_bf16() else torch.float32
+        backend = ReferenceBackend(dtype or torch.float32)
+        return ChosenBackend(backend=backend, sampling=PlainSampling(), note=note)
+    sampling = CpuSampling(crew)
+    if device == "cuda":
+        return _cuda_backend(dtype, share, sampling)
+    native = torch.bfloat16 if crew.library.has_bf16() else torch.float32
     kind = CpuBackend if share.size == 1 else CpuOperations
-    return ChosenBackend(backend=kind(dtype or native, threads, library, cores), note=None)
+    return ChosenBackend(backend=kind(dtype or native, crew), sampling=sampling, note=None)
 
 
-def _cuda_backend(dtype: torch.dtype | None, share: Share) -> ChosenBackend:
-    missing = _missing_for_cuda(share.size)
+def _require_gpus(gpus: int) -> None:
+    """Raises CapacityError where kernels cannot run on so many."""
+    missing = _missing_for_cuda(gpus)
     if missing is not None:
         raise CapacityError(f"no device cuda: {missing}")
+
+
+def _cuda_backend(dtype: torch.dtype | None, share: Share, sampling: SamplingKernels) -> ChosenBackend:
     from engine.kernels.triton.backend import TritonBackend
 
     device = torch.device("cuda", share.rank)
     torch.cuda.set_device(device)  # where kernels are launched
     backend = TritonBackend(dtype or torch.bfloat16, device)
-    return ChosenBackend(backend=backend, note="no GPU has run these kernels before: see docs/gpu.md")
+    note = "no GPU has run these kernels before: see docs/gpu.md"
+    return ChosenBackend(backend=backend, sampling=sampling, note=note)
 
 
 def _missing_for_cuda(gpus: int) -> str | None:

@@ -14,8 +14,10 @@ from engine.cache.layout import KVLayout
 from engine.errors import NoCompiler
 from engine.kernels.backend import Backend
 from engine.kernels.cpu.build import COMPILERS, built, default_cache_folder, host_flags
+from engine.kernels.cpu.crew import Crew
 from engine.kernels.cpu.library import Library
 from engine.kernels.cpu.operations import CpuOperations
+from engine.kernels.cpu.sampling import CpuSampling
 from engine.kernels.reference import ReferenceBackend
 from engine.kernels.select import choose_backend
 from engine.model.load import load_model
@@ -57,14 +59,25 @@ def backend_of(request) -> Callable[[torch.dtype, int], CpuOperations | Referenc
     Each has its operations one at a time too."""
     if request.param == "reference":
         return lambda dtype, threads: ReferenceBackend(dtype)
-    if request.param == "portable" and platform.machine() != "x86_64":
+    library = library_for(request.param)
+    return lambda dtype, threads: CpuOperations(dtype, Crew(library, threads))
+
+
+@pytest.fixture(scope="session", params=["native", "portable"])
+def compiled_sampling(request) -> CpuSampling:
+    """For this processor, and for an older one."""
+    return CpuSampling(Crew(library_for(request.param), threads=2))
+
+
+def library_for(processor: str) -> Library:
+    """processor: native or portable. Skips where there is no compiler, or no older processor to build for."""
+    if processor == "portable" and platform.machine() != "x86_64":
         pytest.skip("there is no older target to build for")
-    target = host_flags() if request.param == "native" else ("-march=x86-64-v3",)
+    target = host_flags() if processor == "native" else ("-march=x86-64-v3",)
     try:
-        library = Library(built(default_cache_folder(), COMPILERS, target))
+        return Library(built(default_cache_folder(), COMPILERS, target))
     except NoCompiler as error:
         pytest.skip(str(error))
-    return lambda dtype, threads: CpuOperations(dtype, threads, library)
 
 
 @pytest.fixture(scope="session")

@@ -17,9 +17,9 @@ from transformers.generation.logits_process import (
 from engine.adjustments import adjustments_of
 from engine.kernels.select import choose_backend
 from engine.model.load import load_model
-from engine.sampling import Sampler, SampleRow
 from engine.sequence import SamplingParams, Sequence, StopRules
 from tests.fakes.batches import BatchItem, batch_of
+from tests.fakes.sampled_rows import SampleRow, sample
 
 GOLDEN = Path(__file__).parents[1] / "data" / "golden_smollm2_fp32.jsonl"
 STEPS = {"cpu": 20, "reference": 2}
@@ -114,7 +114,7 @@ def test_greedy_tokens_are_those_of_transformers_processors_and_openais_formula(
             sequence.adjustments.apply(logits.numpy()), expected.numpy(), rtol=1e-6, atol=1e-5
         )
         row = SampleRow(sequence.sampling, len(tokens), adjustments=sequence.adjustments)
-        (sampled,) = Sampler().sample(logits[None], [row])
+        (sampled,) = sample(logits[None], [row])
         assert sampled.token == int(expected.argmax())
         sequence.computed = len(tokens)
         sequence.append(sampled.token)
@@ -206,7 +206,7 @@ def sampled(logits, **fields):
         arrived=0.0,
     )
     row = SampleRow(sequence.sampling, 3, adjustments=sequence.adjustments, **fields)
-    (result,) = Sampler().sample(torch.tensor([logits]), [row])
+    (result,) = sample(torch.tensor([logits]), [row])
     return result
 
 

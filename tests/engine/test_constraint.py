@@ -8,12 +8,12 @@ import torch
 
 from decode_worker.policy import DecodePolicy
 from engine.constraint import admits
-from engine.sampling import Sampler, SampleRow
 from engine.sequence import EndReason, SamplingParams, State
 from tests.engine.test_core import make_core, make_sequence, prompt_of, run_to_end
 from tests.fakes import constraints
 from tests.fakes.constraints import END, Odd, follows
 from tests.fakes.hash_model import golden
+from tests.fakes.sampled_rows import SampleRow, sample
 
 VOCAB = 4999
 GREEDY = SamplingParams()
@@ -24,7 +24,7 @@ mask_of = partial(constraints.mask_of, vocab=VOCAB)
 
 
 def sampled(logits, params, position=0, **rules):
-    return Sampler().sample(logits[None], [SampleRow(params, position, **rules)])[0]
+    return sample(logits[None], [SampleRow(params, position, **rules)])[0]
 
 
 @pytest.fixture
@@ -54,7 +54,7 @@ def test_a_seeded_row_draws_only_what_is_allowed_and_reports_the_models_own_logp
 
 def test_a_row_without_a_constraint_is_drawn_as_if_its_neighbours_had_none(logits):
     rows = [SampleRow(SEEDED, 4), SampleRow(SEEDED, 4, allowed=mask_of(1)), SampleRow(SEEDED, 4)]
-    first, _, third = Sampler().sample(logits.expand(3, -1).contiguous(), rows)
+    first, _, third = sample(logits.expand(3, -1).contiguous(), rows)
     assert first == third == sampled(logits, SEEDED, 4)
 
 

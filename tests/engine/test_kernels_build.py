@@ -20,6 +20,7 @@ from engine.kernels.cpu.build import (
     host_flags,
     main,
 )
+from engine.kernels.cpu.crew import Crew
 from engine.kernels.cpu.library import Library
 from engine.kernels.cpu.operations import CpuOperations
 from engine.kernels.select import choose_backend
@@ -238,7 +239,7 @@ def operations_of():
         library = Library(built(default_cache_folder(), COMPILERS, host_flags()))
     except NoCompiler as error:
         pytest.skip(str(error))
-    return lambda threads: CpuOperations(torch.float32, threads, library)
+    return lambda threads: CpuOperations(torch.float32, Crew(library, threads))
 
 
 def test_threads_end_with_their_backend(operations_of):

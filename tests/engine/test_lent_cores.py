@@ -18,6 +18,7 @@ from hypothesis import strategies as st
 from engine.errors import NoCompiler
 from engine.kernels.core_share import CoreShare
 from engine.kernels.cpu.build import COMPILERS, built, default_cache_folder, host_flags
+from engine.kernels.cpu.crew import Crew
 from engine.kernels.cpu.library import Library
 from engine.kernels.cpu.operations import CpuOperations
 from service.core_board import CoreBoard
@@ -47,7 +48,7 @@ def operations(dtype, cores):
         library = Library(built(default_cache_folder(), COMPILERS, host_flags()))
     except NoCompiler as error:
         pytest.skip(str(error))
-    return CpuOperations(dtype, 1, library, cores)
+    return CpuOperations(dtype, Crew(library, 1, cores))
 
 
 class Borrower:
@@ -112,11 +113,12 @@ from pathlib import Path
 import torch
 from engine.kernels.core_share import CoreShare
 from engine.kernels.cpu.build import COMPILERS, built, default_cache_folder, host_flags
+from engine.kernels.cpu.crew import Crew
 from engine.kernels.cpu.library import Library
 from engine.kernels.cpu.operations import CpuOperations
 library = Library(built(default_cache_folder(), COMPILERS, host_flags()))
 cores = CoreShare(own=(int(sys.argv[1]),), board=Path(sys.argv[2]), seat=int(sys.argv[3]))
-backend = CpuOperations(torch.float32, 1, library, cores)
+backend = CpuOperations(torch.float32, Crew(library, 1, cores))
 weight, x = backend.pack(torch.randn(4096, 2048)), torch.randn(256, 2048)
 for _ in sys.stdin:
     print(flush=True)

@@ -1,6 +1,5 @@
 """Budget, order and admission: what two policies share."""
 
-from dataclasses import replace
 from itertools import count
 
 import pytest
@@ -112,7 +111,7 @@ def run_with_short_arrivals(ageing, steps, long_tokens=2000, budget_tokens=100):
         queue += [view(f"short{next(serial)}", 25, arrived=now) for _ in range(4)]
         budget = TokenBudget(budget_tokens)
         queue = [
-            replace(each, uncomputed=each.uncomputed - budget.take(each.uncomputed))
+            each._replace(uncomputed=each.uncomputed - budget.take(each.uncomputed))
             for each in by_aged_length(tuple(queue), now, ageing)
         ]
         queue = [each for each in queue if each.uncomputed]

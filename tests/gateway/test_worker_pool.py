@@ -11,7 +11,7 @@ from gateway.mailbox import Mailbox, Turnstile, WorkerLost
 from gateway.request_prefix import RequestPrefix
 from gateway.worker_pool import SILENT_LOOKS_MAX, WorkerState
 from service.orders import AttemptKey
-from service.reports import BadReport, EndCause
+from service.reports import BadReport, EndCause, TokenReport, encode
 from tests.fakes.scripted_workers import BLOCK_SIZE, Say, ScriptedWorker, make_pool
 
 KEY = AttemptKey(request_id="r", attempt=1)
@@ -228,12 +228,11 @@ async def test_nonsense_is_said_to_be_nonsense_and_tells_nobody_anything(output)
     worker.join()
     mailbox = Mailbox(Turnstile())
     worker.record.book(KEY, mailbox, tokens=0)
-    good, bad = (
-        pb.SequenceOutput(request_id="r", attempt=1),
-        pb.SequenceOutput(request_id="r", attempt=1, **output),
-    )
+    tokens = [TokenReport(KEY, position, 7, None, (), None) for position in range(2)]
+    (message,) = encode(tokens, 1, pb.DecodeServiceAttachResponse)
+    message.outputs.details.add(index=1, **output)
     with pytest.raises(BadReport):
-        worker.record.on_message(pb.DecodeServiceAttachResponse(outputs=pb.StepOutputs(outputs=[good, bad])))
+        worker.record.on_message(message)
     worker.leave()
     assert await read(mailbox) == [("a", WorkerLost())]
 

@@ -88,7 +88,8 @@ def token(number):
 
 def test_all_tokens_of_a_step_are_one_message():
     (message,) = encode([token(number) for number in range(64)], 1, pb.DecodeServiceAttachResponse)
-    assert len(message.outputs.outputs) == 64
+    assert list(message.outputs.token_ids) == [*range(64)]
+    assert not message.outputs.details, "there is no more to say of them"
     assert encode([], 1, pb.DecodeServiceAttachResponse) == []
 
 
@@ -139,12 +140,22 @@ def test_an_end_of_an_unknown_cause_is_an_end_all_the_same(cause):
         ({"end_reason": -1}, "end_reason"),
         ({"top_token_ids": [1], "top_logprobs": []}, "top_logprobs"),
         ({"top_token_ids": [], "top_logprobs": [-1.0]}, "top_logprobs"),
+        ({"index": 2}, "details"),
     ],
 )
 def test_a_token_that_no_worker_of_ours_reports_is_named_by_its_field(output, field):
-    outputs = pb.StepOutputs(outputs=[pb.SequenceOutput(request_id="r", attempt=1, **output)])
+    (message,) = encode([token(0), token(1)], 1, pb.DecodeServiceAttachResponse)
+    message.outputs.details.add(**output)
     with pytest.raises(BadReport, match=field):
-        decode(pb.DecodeServiceAttachResponse(outputs=outputs))
+        decode(message)
+
+
+@pytest.mark.parametrize("column", ["request_ids", "attempts", "choices", "positions", "token_ids"])
+def test_tokens_of_which_something_is_missing_are_refused(column):
+    (message,) = encode([token(0), token(1)], 1, pb.DecodeServiceAttachResponse)
+    getattr(message.outputs, column).pop()
+    with pytest.raises(BadReport, match="outputs"):
+        decode(message)
 
 
 def test_a_load_comes_back_as_it_was():

@@ -7,10 +7,11 @@ import numpy as np
 import torch
 
 from decode_worker.beam_search import BeamSearch
-from engine.distribution import log_total
-from engine.sampling import Candidate, Sampled, Sampler, SampleRow
+from engine.distribution import PlainSampling
+from engine.sampling import Candidate, Sampled
 from engine.sequence import SamplingParams, StopRules
 from tests.fakes.hash_model import POSITION_BYTES, START, logits_for, next_token, position_kv
+from tests.fakes.sampled_rows import SampleRow, sample
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -61,7 +62,7 @@ def answer(prompt, *, max_tokens, min_tokens, stop, temperature, top_p, top_k, s
         banned = stop if generated < min_tokens else frozenset()
         logits = _penalised(next_token(bytes(kv)), tokens, len(prompt), penalties)
         row = SampleRow(params=params, position=len(tokens), banned=banned)
-        token = Sampler().sample(torch.from_numpy(logits), [row])[0].token
+        token = sample(torch.from_numpy(logits), [row])[0].token
         tokens.append(token)
         generated += 1
         if token in stop and generated > min_tokens:
@@ -96,7 +97,8 @@ def _kv(tokens):
 def _likely(tokens, prompt_tokens, penalties, count):
     """What may come next in a search, the likeliest first: the model's logprobs, penalised as they are."""
     logits = logits_for([next_token(_kv(tokens))])
-    logprobs = np.subtract(logits, log_total(logits[0]), dtype=np.float64)
+    (described,) = PlainSampling().describe(logits, [0])
+    logprobs = np.subtract(logits, described.log_total, dtype=np.float64)
     own = logprobs[0].tolist()
     scores = _adjusted(logprobs.astype(np.float32), tokens, prompt_tokens, penalties)[0].tolist()
     if penalties == NO_PENALTIES:

@@ -8,11 +8,11 @@ import transformers
 
 from decode_worker.beam_search import BeamSearch
 from engine.adjustments import adjustments_of
-from engine.sampling import Sampler, SampleRow
 from engine.sequence import SamplingParams, StopRules
 from service.orders import Beam, Choice
 from service.reports import TokenReport
 from tests.fakes.hash_model import START, VOCAB, logits_for, next_token, position_kv
+from tests.fakes.sampled_rows import SampleRow, sample
 from tests.simulation import oracle
 from tests.workers.conftest import Bench
 
@@ -59,7 +59,7 @@ def searched(model, prompt, beam, max_tokens, stops, min_tokens=0, count=None, p
         params = SamplingParams(candidates=search.candidates())
         adjusted = [adjustments_of(run, len(prompt), **penalties) for run in runs]
         rows = [SampleRow(params=params, position=0, adjustments=each) for each in adjusted]
-        search.advance(Sampler().sample(logits, rows))
+        search.advance(sample(logits, rows))
     answers = search.best(count or beam.width)
     return [([step.token for step in answer.steps], answer.total) for answer in answers]
 
@@ -192,7 +192,7 @@ def expected(prompt, beam, max_tokens, stops=()):
     while search.running:
         logits = [hash_logits([*prompt, *(s.token for s in each.steps)]) for each in search.running]
         rows = [SampleRow(params=params, position=0)] * len(logits)
-        search.advance(Sampler().sample(torch.cat(logits), rows))
+        search.advance(sample(torch.cat(logits), rows))
     return [[step.token for step in each.steps] for each in search.best(beam.width)]
 
 

@@ -2,7 +2,7 @@
 
 import math
 import random
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from statistics import mean
 
 import pytest
@@ -54,7 +54,7 @@ def first_tokens(policy, prompts):
             if work.tokens == one.uncomputed:
                 done[int(work.id[0])] = now - comes[work.id]
             else:
-                running[work.id] = replace(one, uncomputed=one.uncomputed - work.tokens)
+                running[work.id] = one._replace(uncomputed=one.uncomputed - work.tokens)
     return done
 
 

@@ -7,7 +7,7 @@ from dataclasses import replace
 
 import pytest
 
-from engine.distribution import logprobs_of
+from engine.distribution import PlainSampling, logprobs_of
 from service.orders import Choice
 from service.reports import PromptReport, ReservedReport, TokenReport
 from tests.fakes.hash_model import golden, logits_for
@@ -19,10 +19,11 @@ CHOICES = tuple(Choice(index=number, seed=seed) for number, seed in enumerate((1
 
 def right(prompt):
     """(logprob, top) of each token but the first, computed without any engine of ours."""
-    return [
-        logprobs_of(logits_for(golden(list(prompt[:place]), 1))[0], prompt[place], WIDE)
-        for place in range(1, len(prompt))
-    ]
+    found = []
+    for place in range(1, len(prompt)):
+        logits = logits_for(golden(list(prompt[:place]), 1))
+        found.append(logprobs_of(logits[0], prompt[place], *PlainSampling().describe(logits, [WIDE])))
+    return found
 
 
 def told(side, request_id="r", attempt=1):

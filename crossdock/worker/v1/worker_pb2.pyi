@@ -328,36 +328,38 @@ class EndChoice(_message.Message):
     def __init__(self, request_id: _Optional[str] = ..., attempt: _Optional[int] = ..., choice: _Optional[int] = ...) -> None: ...
 
 class StepOutputs(_message.Message):
-    __slots__ = ("step", "outputs")
+    __slots__ = ("step", "request_ids", "attempts", "choices", "positions", "token_ids", "details")
     STEP_FIELD_NUMBER: _ClassVar[int]
-    OUTPUTS_FIELD_NUMBER: _ClassVar[int]
+    REQUEST_IDS_FIELD_NUMBER: _ClassVar[int]
+    ATTEMPTS_FIELD_NUMBER: _ClassVar[int]
+    CHOICES_FIELD_NUMBER: _ClassVar[int]
+    POSITIONS_FIELD_NUMBER: _ClassVar[int]
+    TOKEN_IDS_FIELD_NUMBER: _ClassVar[int]
+    DETAILS_FIELD_NUMBER: _ClassVar[int]
     step: int
-    outputs: _containers.RepeatedCompositeFieldContainer[SequenceOutput]
-    def __init__(self, step: _Optional[int] = ..., outputs: _Optional[_Iterable[_Union[SequenceOutput, _Mapping]]] = ...) -> None: ...
+    request_ids: _containers.RepeatedScalarFieldContainer[str]
+    attempts: _containers.RepeatedScalarFieldContainer[int]
+    choices: _containers.RepeatedScalarFieldContainer[int]
+    positions: _containers.RepeatedScalarFieldContainer[int]
+    token_ids: _containers.RepeatedScalarFieldContainer[int]
+    details: _containers.RepeatedCompositeFieldContainer[TokenDetail]
+    def __init__(self, step: _Optional[int] = ..., request_ids: _Optional[_Iterable[str]] = ..., attempts: _Optional[_Iterable[int]] = ..., choices: _Optional[_Iterable[int]] = ..., positions: _Optional[_Iterable[int]] = ..., token_ids: _Optional[_Iterable[int]] = ..., details: _Optional[_Iterable[_Union[TokenDetail, _Mapping]]] = ...) -> None: ...
 
-class SequenceOutput(_message.Message):
-    __slots__ = ("request_id", "attempt", "position", "token_id", "logprob", "top_token_ids", "top_logprobs", "end_reason", "cached_tokens", "choice")
-    REQUEST_ID_FIELD_NUMBER: _ClassVar[int]
-    ATTEMPT_FIELD_NUMBER: _ClassVar[int]
-    POSITION_FIELD_NUMBER: _ClassVar[int]
-    TOKEN_ID_FIELD_NUMBER: _ClassVar[int]
+class TokenDetail(_message.Message):
+    __slots__ = ("index", "logprob", "top_token_ids", "top_logprobs", "end_reason", "cached_tokens")
+    INDEX_FIELD_NUMBER: _ClassVar[int]
     LOGPROB_FIELD_NUMBER: _ClassVar[int]
     TOP_TOKEN_IDS_FIELD_NUMBER: _ClassVar[int]
     TOP_LOGPROBS_FIELD_NUMBER: _ClassVar[int]
     END_REASON_FIELD_NUMBER: _ClassVar[int]
     CACHED_TOKENS_FIELD_NUMBER: _ClassVar[int]
-    CHOICE_FIELD_NUMBER: _ClassVar[int]
-    request_id: str
-    attempt: int
-    position: int
-    token_id: int
+    index: int
     logprob: float
     top_token_ids: _containers.RepeatedScalarFieldContainer[int]
     top_logprobs: _containers.RepeatedScalarFieldContainer[float]
     end_reason: EndReason
     cached_tokens: int
-    choice: int
-    def __init__(self, request_id: _Optional[str] = ..., attempt: _Optional[int] = ..., position: _Optional[int] = ..., token_id: _Optional[int] = ..., logprob: _Optional[float] = ..., top_token_ids: _Optional[_Iterable[int]] = ..., top_logprobs: _Optional[_Iterable[float]] = ..., end_reason: _Optional[_Union[EndReason, str]] = ..., cached_tokens: _Optional[int] = ..., choice: _Optional[int] = ...) -> None: ...
+    def __init__(self, index: _Optional[int] = ..., logprob: _Optional[float] = ..., top_token_ids: _Optional[_Iterable[int]] = ..., top_logprobs: _Optional[_Iterable[float]] = ..., end_reason: _Optional[_Union[EndReason, str]] = ..., cached_tokens: _Optional[int] = ...) -> None: ...
 
 class PromptLogprobs(_message.Message):
     __slots__ = ("request_id", "attempt", "first_position", "token_logprobs", "ranks", "top_count", "top_token_ids", "top_logprobs")

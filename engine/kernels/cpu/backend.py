@@ -1,11 +1,10 @@
 """The Backend of one worker on CPU cores: compiled kernels and the threads that run them.
 
-Owns its thread pool, which ends with it and its decoders. Called by the model on the step thread; one caller at a time.
+Called by the model on the step thread; one caller at a time.
 Never falls back: whether the kernels can be built here is for `choose_backend` to find out.
 """
 
 import platform
-import weakref
 
 import torch
 
@@ -18,10 +17,9 @@ from engine.kernels.backend import (
     QuantizedWeight,
     dtype_name,
 )
-from engine.kernels.core_share import ANY_CORES, CoreShare
 from engine.kernels.cpu import structures
+from engine.kernels.cpu.crew import Crew
 from engine.kernels.cpu.decoder import CpuDecoder
-from engine.kernels.cpu.library import Library
 
 
 class CpuBackend:
@@ -37,10 +35,9 @@ class CpuBackend:
 
     name = "cpu"
 
-    def __init__(
-        self, dtype: torch.dtype, threads: int, library: Library, cores: CoreShare = ANY_CORES
-    ) -> None:
+    def __init__(self, dtype: torch.dtype, crew: Crew) -> None:
         assert dtype in {torch.float32, torch.bfloat16}, dtype
+        library = crew.library
         self.device = torch.device("cpu")
         self.dtype = dtype
         bf16 = "own" if library.has_bf16() else "fma"
@@ -52,11 +49,10 @@ class CpuBackend:
             ("weights", dtype_name(dtype)),
         )
         self._library = library
-        self._thread_pool = library.start_thread_pool(threads, cores)
-        weakref.finalize(self, library.stop_thread_pool, self._thread_pool)
+        self._crew = crew
 
     def borrowed_s(self) -> float:
-        return self._library.borrowed_s(self._thread_pool)
+        return self._library.borrowed_s(self._crew.handle)
 
     def pack(self, weight: torch.Tensor, bias: torch.Tensor | None = None) -> PackedLinear:
         bias = None if bias is None else bias.to(torch.float32).contiguous()
@@ -71,4 +67,4 @@ class CpuBackend:
         return CpuDecoder(weights, self._library, self._run)
 
     def _run(self, decoder: structures.Decoder, batch: structures.Batch) -> None:
-        self._library.decoder_forward(self._thread_pool, decoder, batch)
+        self._library.decoder_forward(self._crew.handle, decoder, batch)

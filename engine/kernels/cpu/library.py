@@ -9,6 +9,7 @@ from ctypes import CDLL, POINTER, byref, c_char_p, c_int, c_int64, c_void_p
 from dataclasses import dataclass
 from os import fsencode
 from pathlib import Path
+from typing import NamedTuple
 
 import torch
 
@@ -35,6 +36,15 @@ class PackedWeight:
     structure: Linear
 
 
+class RowsOfLogits(NamedTuple):
+    """Address of float32 [rows, vocab] with `stride` floats between rows."""
+
+    address: int
+    stride: int
+    rows: int
+    vocab: int
+
+
 class Library:
     """One loaded shared library. Raises OSError when it cannot be loaded.
 
@@ -58,6 +68,9 @@ class Library:
         self._declare("quantized_pack", quantized, None)
         self._declare("decoder_floats", (POINTER(Decoder), c_int64), c_int64)
         self._declare("decoder_forward", (c_void_p, POINTER(Decoder), POINTER(Batch)), c_int)
+        rows = (c_void_p, c_void_p, c_int64, c_int64, c_int64)
+        self._declare("draw", (*rows, c_char_p, c_void_p, c_void_p), None)
+        self._declare("describe", (*rows, c_void_p, c_int64, c_void_p, c_void_p), None)
         self._tile_columns: int = self._library.crossdock_tile_columns()
         self._quantized_columns: int = self._library.crossdock_quantized_columns()
 
@@ -133,6 +146,16 @@ class Library:
         """One whole step. Tokens and chosen rows are looked at before anything is written."""
         done = self._library.crossdock_decoder_forward(thread_pool, byref(decoder), byref(batch))
         assert done, "a token id or a chosen row is out of range"
+
+    def draw(self, thread_pool: int, rows: RowsOfLogits, draws: bytes, positions: int, tokens: int) -> None:
+        """draws: `SamplingParams.packed` of each row. positions, tokens: addresses of uint64 and int64 [rows]."""
+        self._library.crossdock_draw(thread_pool, *rows, draws, positions, tokens)
+
+    def describe(
+        self, thread_pool: int, rows: RowsOfLogits, counts: int, most: int, totals: int, ids: int
+    ) -> None:
+        """counts, totals: addresses of int64 [rows]; ids: of int64 [rows, most]."""
+        self._library.crossdock_describe(thread_pool, *rows, counts, most, totals, ids)
 
     def single(self, name: str, arguments: Sequence[type]) -> Callable[..., None]:
         """The kernel of this name, which returns nothing."""

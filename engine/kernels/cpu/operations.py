@@ -50,7 +50,7 @@ class CpuOperations(CpuBackend):
         assert columns == linear.in_features, (columns, linear.in_features)
         out = torch.empty(rows, linear.out_features)
         self._kernels["linear"](
-            self._thread_pool, byref(linear.structure), x.data_ptr(), rows, out.data_ptr()
+            self._crew.handle, byref(linear.structure), x.data_ptr(), rows, out.data_ptr()
         )
         return out
 
@@ -130,7 +130,7 @@ class CpuOperations(CpuBackend):
             window=window or 0,
             out=out.data_ptr(),
         )
-        self._kernels[f"attention_{_CACHES[kv.dtype]}"](self._thread_pool, byref(cache), byref(queries))
+        self._kernels[f"attention_{_CACHES[kv.dtype]}"](self._crew.handle, byref(cache), byref(queries))
         return out
 
     def silu_mul(self, gate_up: torch.Tensor) -> torch.Tensor:
