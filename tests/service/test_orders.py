@@ -221,7 +221,7 @@ def test_an_answer_for_which_no_token_is_left_to_sample_is_refused():
 def test_the_engine_gets_every_parameter_of_an_order_and_the_seed_of_the_choice(order):
     choice = order.choices[-1]
     params = order.sampling(choice, SamplingParams)
-    for name in set(SamplingParams.__dataclass_fields__) - {"candidates"}:
+    for name in set(SamplingParams.__dataclass_fields__) - {"candidates", "packed"}:
         assert getattr(params, name) == (choice.seed if name == "seed" else getattr(order, name)), name
 
 
