@@ -27,6 +27,8 @@ from triton.runtime.jit import JITFunction
 
 from benchmarks.gpu_checks import INTEGERS, quantized_weight
 from benchmarks.gpu_scene import LAYER, Geometry, Scene
+from engine.kernels.backend import CODE_MAX, dtype_name, scale_elements
+from engine.kernels.composed import Angles
 from engine.kernels.triton import blocks, heads, rows
 from engine.kernels.triton.attention import attention
 from engine.kernels.triton.linear import CHUNK, PackedFloats, float_linear
@@ -112,11 +114,12 @@ def attention_calls() -> Iterator[Call]:
         (half, 128, 4, 300),
         (half, 256, 4, None),
         (single, 64, 3, None),
+        *product(CODE_MAX, (128,), (4,), (None,)),
     )
     for dtype, dim, group, window in shapes:
         geometry = Geometry(kv_heads=2, group=group, dim=dim, block_size=16, dtype=dtype, window=window)
         scene = Scene([20, 9], geometry, HOST)
-        name = f"{str(dtype)[6:]}, d = {dim}, {group} heads a key{', window' if window else ''}"
+        name = f"{dtype_name(dtype)}, d = {dim}, {group} heads a key{', window' if window else ''}"
         for runs in ([(0, 0, 20), (1, 0, 9)], [(0, 19, 20), (1, 8, 9)]):
             arguments = (scene.rows(runs), scene.cache, LAYER, scene.meta(runs), dim**-0.5, window)
             yield Call(shape=name, run=partial(attention, *arguments))
@@ -144,13 +147,10 @@ def other_calls() -> Iterator[Call]:
     q, k, v = torch.zeros(3, 48, 128).split([32, 8, 8], dim=1)
     places, slots = torch.zeros(3, dtype=torch.int32), torch.zeros(3, dtype=torch.int64)
     angles = torch.zeros(32, 64)
-    cache = torch.zeros(2, 2, 2, 16, 8, 128, dtype=torch.bfloat16)
-    yield Call(shape="rotated", run=partial(heads.rotate, q, k, places, angles, angles))
-    yield Call(shape="written", run=partial(heads.write, cache, 0, k, v, slots))
-    yield Call(
-        shape="rotated and written",
-        run=partial(heads.rotate_and_write, q, k, v, places, angles, angles, cache, 0, slots),
-    )
+    for dtype in (torch.bfloat16, *CODE_MAX):
+        cache = torch.zeros(2, 2, 2, 16, 8, 128 + scale_elements(dtype), dtype=dtype)
+        run = partial(heads.rotate_and_write, q, k, v, Angles(places, angles, angles), cache, 0, slots)
+        yield Call(shape=dtype_name(dtype), run=run)
     yield Call(shape="n = 128 of a head", run=partial(rows.rms_norm, q, torch.zeros(128), 1e-5))
     for width in (4096, 8192):
         x = torch.zeros(3, width)

@@ -16,7 +16,7 @@ from engine.distribution import SamplingKernels
 from engine.errors import CapacityError
 from engine.kernels.backend import Backend
 from engine.kernels.reference import ReferenceBackend
-from engine.kernels.select import choose_backend
+from engine.kernels.select import choose_backend, require_kv_dtype
 from engine.model.architecture import ModelConfig
 from engine.model.config import read_config
 from engine.model.load import load_model
@@ -76,8 +76,7 @@ def load(wishes: EngineWishes, collective: Collective, progress: Progress) -> Lo
     )
     backend = chosen.backend
     torch.set_num_threads(wishes.threads if isinstance(backend, ReferenceBackend) else 1)
-    if wishes.kv_dtype is torch.int8 and backend.device.type != "cpu":
-        raise CapacityError(f"a KV cache in int8 is not there for device {backend.device.type}")
+    require_kv_dtype(backend, wishes.kv_dtype)
     max_model_len = wishes.max_model_len or config.max_position
     quantization = _quantization(wishes)
     return Loaded(
