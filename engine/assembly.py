@@ -117,11 +117,11 @@ def _cache_and_runner(
     if followers is None:
         cache = loaded.cache(layout, num_blocks)
         return cache, TransformerRunner(loaded.model, cache)
-    memory, device = followers.open(num_blocks, layout), loaded.backend.device
-    if device.type == "cpu":
+    memory, lane = followers.open(num_blocks, layout), loaded.copy_lane()
+    if lane is None:
         cache = loaded.cache(layout, num_blocks, memory)
     else:
-        cache = LedStagedCache(layout, num_blocks, device, memory, followers)
+        cache = LedStagedCache(layout, num_blocks, lane, memory, followers)
     return cache, LedRunner(TransformerRunner(loaded.model, cache), followers)
 
 

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 
 import torch
 
+from engine.cache.copy_lane import CopyLane
 from engine.cache.kv_cache import KVCache
 from engine.cache.layout import KVLayout
 from engine.cache.staged_cache import StagedKVCache
@@ -56,10 +57,18 @@ class Loaded:
 
     def cache(self, layout: KVLayout, num_blocks: int, memory: mmap.mmap | None = None) -> KVCache:
         """memory: of the host, that all ranks have whole blocks in; None for one rank."""
-        share, device = self.collective.share, self.backend.device
-        if device.type == "cpu":
+        share, lane = self.collective.share, self.copy_lane()
+        if lane is None:
             return KVCache(layout, num_blocks, memory, share)
-        return StagedKVCache(layout, num_blocks, device, memory, share)
+        return StagedKVCache(layout, num_blocks, lane, memory, share)
+
+    def copy_lane(self) -> CopyLane | None:
+        """A new one on the device; None where its memory is the host's."""
+        if self.backend.device.type == "cpu":
+            return None
+        from engine.kernels.triton.copy_lane import CudaCopyLane
+
+        return CudaCopyLane(self.backend.device)
 
 
 def load(wishes: EngineWishes, collective: Collective, progress: Progress) -> Loaded:

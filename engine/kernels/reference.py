@@ -181,7 +181,7 @@ def cached(x: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
         return x.to(dtype)
     scaled, scales = _scaled(x, CODE_MAX[dtype])
     codes = (torch.round(scaled) if dtype == torch.int8 else scaled).to(dtype)
-    return torch.cat((codes, scales.view(dtype)), dim=-1)
+    return torch.cat((codes.view(torch.int8), scales.view(torch.int8)), dim=-1).view(dtype)
 
 
 def cached_values(held: torch.Tensor) -> torch.Tensor:
