@@ -7,6 +7,7 @@ with its worst error as a share of what is allowed; two results that must be equ
 from collections.abc import Callable, Iterator
 from functools import partial
 from itertools import pairwise, product
+from typing import TypeAlias
 
 import torch
 
@@ -15,7 +16,7 @@ from benchmarks.gpu_decoder import SMALL, random_decoder
 from benchmarks.gpu_place import ROW_BOUND, Check, Place, differ, worst
 from benchmarks.gpu_ranks import gathered_error
 from benchmarks.gpu_scene import LAYER, Geometry, Run, Scene
-from engine.kernels.backend import GROUP, Decoder, PackedLinear, QuantizedWeight
+from engine.kernels.backend import CODE_MAX, GROUP, Decoder, PackedLinear, QuantizedWeight
 from engine.kernels.reference import ReferenceBackend
 from engine.kernels.triton import rows
 from engine.kernels.triton.attention import attention
@@ -35,6 +36,10 @@ INTEGERS = ((8, "one zero"), (8, "zeros"), (4, "one zero"), (4, "least"), (4, "z
 """Bits, and what groups have beside their scales, of the weights that model files have."""
 
 
+Shape: TypeAlias = tuple[int, int, int, int, int | None]
+"""Key heads, query heads of each, head dim, block size, window."""
+
+
 def checks(place: Place) -> Iterator[Check]:
     yield from attention_checks(place)
     yield from product_checks(place)
@@ -51,15 +56,10 @@ def checks(place: Place) -> Iterator[Check]:
 def attention_checks(place: Place) -> Iterator[Check]:
     for geometry in _geometries(place):
         yield Check(name=f"attention is close: {geometry}", run=partial(_attention_error, place, geometry))
-    shapes = (
-        [(1, 3, 16, 8, None), (2, 1, 16, 5, 150)]
-        if not place.large
-        else [(8, 4, 128, 16, None), (8, 4, 128, 16, 900)]
-    )
-    for dtype, (kv_heads, group, dim, size, window) in product(place.cache_dtypes(), shapes):
-        geometry = Geometry(
-            kv_heads=kv_heads, group=group, dim=dim, block_size=size, dtype=dtype, window=window
-        )
+    shapes: list[Shape] = [(1, 3, 16, 8, None), (2, 1, 16, 5, 150)]
+    if place.large:
+        shapes = [(8, 4, 128, 16, None), (8, 4, 128, 16, 900)]
+    for geometry in _of_all_dtypes(place, shapes, coded=shapes[1:]):
         yield Check(
             name=f"attention in any chunks is equal: {geometry}", run=partial(_chunks_differ, place, geometry)
         )
@@ -96,12 +96,19 @@ def row_checks(place: Place) -> Iterator[Check]:
 
 
 def _geometries(place: Place) -> Iterator[Geometry]:
+    shapes: list[Shape] = [(1, 1, 16, 4, None), (2, 3, 24, 16, None), (1, 4, 40, 7, 20), (1, 2, 16, 16, 1)]
     if place.large:
         shapes = [(8, 4, 128, 16, None), (8, 4, 128, 16, 500), (3, 3, 64, 16, None), (1, 8, 256, 32, None)]
-    else:
-        shapes = [(1, 1, 16, 4, None), (2, 3, 24, 16, None), (1, 4, 40, 7, 20), (1, 2, 16, 16, 1)]
-    for dtype, (kv_heads, group, dim, size, window) in product(place.cache_dtypes(), shapes):
-        yield Geometry(kv_heads=kv_heads, group=group, dim=dim, block_size=size, dtype=dtype, window=window)
+    return _of_all_dtypes(place, shapes, coded=shapes[1:3])
+
+
+def _of_all_dtypes(place: Place, shapes: list[Shape], coded: list[Shape]) -> Iterator[Geometry]:
+    """coded: those that the interpreter, which is slow, tries on caches of bytes."""
+    for dtype in place.cache_dtypes():
+        for kv_heads, group, dim, size, window in coded if interpreted() and dtype in CODE_MAX else shapes:
+            yield Geometry(
+                kv_heads=kv_heads, group=group, dim=dim, block_size=size, dtype=dtype, window=window
+            )
 
 
 def _attend(scene: Scene, runs: list[Run]) -> list[torch.Tensor]:
