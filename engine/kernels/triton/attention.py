@@ -14,7 +14,7 @@ import triton
 import triton.language as tl
 
 from engine.kernels.backend import CODE_MAX, AttentionMeta
-from engine.kernels.triton.codes import coding, decoded, load_scale, stored
+from engine.kernels.triton.codes import coding, factors_of, load_scale, stored
 from engine.kernels.triton.launch import EXACT, dot_type
 from engine.kernels.triton.tiles import AttentionTile, attention_tile
 
@@ -329,7 +329,7 @@ def _chunk(
         k = tl.load(
             keys + place[None, :] + dims[:, None], mask=there[None, :] & (dims < DIM)[:, None], other=0
         )
-        scores = tl.dot(queries, decoded(k, CODES, DOT), input_precision="ieee") * scale
+        scores = tl.dot(queries, factors_of(k, CODES, DOT), input_precision="ieee") * scale
         if CODES != "":
             scores = scores * load_scale(keys + place, there, DIM)[None, :]
         seen = key[None, :] <= position[:, None]
@@ -348,7 +348,7 @@ def _chunk(
         )
         if CODES != "":
             weights = weights * load_scale(keys + half + place, there, DIM)[None, :]
-        values = decoded(v, CODES, DOT)
+        values = factors_of(v, CODES, DOT)
         mixed = tl.dot(weights.to(DOT), values, mixed * shrink[:, None], input_precision="ieee")
         peak = higher
     return peak, total, mixed

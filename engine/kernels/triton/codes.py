@@ -60,7 +60,7 @@ def load_scale(place: tl.tensor, there: tl.tensor, DIM: tl.constexpr) -> tl.tens
 
 
 @triton.jit
-def decoded(codes: tl.tensor, CODES: tl.constexpr, DOT: tl.constexpr) -> tl.tensor:
+def factors_of(codes: tl.tensor, CODES: tl.constexpr, DOT: tl.constexpr) -> tl.tensor:
     """What was read of the cache as factors of a product; without its scale, if it has one."""
     if CODES == "fp8":
         # The byte's exponent and mantissa where those of a float32 are; exponents start 120 lower.
