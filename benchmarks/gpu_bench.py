@@ -26,7 +26,9 @@ from engine.kernels.triton.copy_lane import CudaCopyLane
 from engine.kernels.triton.heads import rotate_and_write
 from engine.kernels.triton.linear import CHUNK, PackedFloats, float_linear
 from engine.kernels.triton.quantized import pack_integers, quantized_linear
+from engine.kernels.triton.sampling import draw
 from engine.kernels.triton.tiles import LINEAR, QUANTIZED, LinearTile
+from engine.sequence import SamplingParams
 
 CARDS = {"H200": (4.8e12, 989e12), "H100": (3.35e12, 989e12), "A100": (2.04e12, 312e12)}
 """Bytes and dense bfloat16 operations a second, by what is in the card's name. H100 is the SXM card."""
@@ -65,6 +67,7 @@ def measure(device: torch.device) -> None:
     measure_rows(report, device)
     measure_heads(report, device)
     measure_blocks(report, device)
+    measure_sampling(report, device)
     for bits in (None, 8, 4):
         measure_step(report, device, bits)
 
@@ -177,6 +180,20 @@ def measure_blocks(report: Report, device: torch.device) -> None:
     )
     report.time("device to host, 4096 positions", partial(cache.to_host, blocks), gathered.nbytes)
     report.time("host to device, 4096 positions", partial(cache.from_host, blocks), gathered.nbytes)
+
+
+def measure_sampling(report: Report, device: torch.device) -> None:
+    """Tokens drawn, and brought to the host. The floor is that of reading the logits once."""
+    wishes = {
+        "greedy": SamplingParams(),
+        "temperature": SamplingParams(temperature=0.8),
+        "top_p": SamplingParams(temperature=0.8, top_p=0.95),
+        "top_k and top_p": SamplingParams(temperature=0.8, top_k=50, top_p=0.95),
+    }
+    for count, (name, params) in product((1, 64), wishes.items()):
+        logits = 3 * torch.randn(count, SIZES.vocab, device=device)
+        run = partial(draw, logits, range(count), [params] * count, range(count))
+        report.time(f"tokens drawn, {name}, {count}", run, logits.nbytes)
 
 
 def measure_step(report: Report, device: torch.device, bits: int | None) -> None:

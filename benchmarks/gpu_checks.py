@@ -15,6 +15,7 @@ from benchmarks.gpu_cache_checks import cache_checks
 from benchmarks.gpu_decoder import SMALL, random_decoder
 from benchmarks.gpu_place import ROW_BOUND, Check, Place, differ, worst
 from benchmarks.gpu_ranks import gathered_error
+from benchmarks.gpu_sampling_checks import sampling_checks
 from benchmarks.gpu_scene import LAYER, Geometry, Run, Scene
 from engine.kernels.backend import CODE_MAX, GROUP, Decoder, PackedLinear, QuantizedWeight
 from engine.kernels.reference import ReferenceBackend
@@ -45,6 +46,7 @@ def checks(place: Place) -> Iterator[Check]:
     yield from product_checks(place)
     yield from row_checks(place)
     yield from cache_checks(place)
+    yield from sampling_checks(place)
     for bits in (None, 8, 4) if place.large else (4,):
         name = "floats" if bits is None else f"int{bits}"
         yield Check(name=f"a stack of layers, {name}, float32", run=partial(_stack_error, place, bits))

@@ -29,11 +29,12 @@ from benchmarks.gpu_checks import INTEGERS, quantized_weight
 from benchmarks.gpu_scene import LAYER, Geometry, Scene
 from engine.kernels.backend import CODE_MAX, dtype_name, scale_elements
 from engine.kernels.composed import Angles
-from engine.kernels.triton import blocks, heads, rows
+from engine.kernels.triton import blocks, heads, rows, sampling
 from engine.kernels.triton.attention import attention
 from engine.kernels.triton.linear import CHUNK, PackedFloats, float_linear
 from engine.kernels.triton.quantized import pack_integers, quantized_linear
 from engine.kernels.triton.tiles import LinearTile, linear_tile, quantized_tile
+from engine.sequence import SamplingParams
 
 CAPABILITIES = (80, 90)
 BEGIN, END = "<!-- made by benchmarks/gpu_table.py -->", "<!-- end -->"
@@ -54,7 +55,8 @@ class Call:
 @dataclass(frozen=True, kw_only=True)
 class Launched:
     """One kernel as it was compiled. products: kind and shape of each matrix instruction. sums: how what is summed, in
-    products and along rows, lies over the threads, as (shape, layout)."""
+    products and along rows, lies over the threads, as (shape, layout). fused: whether a float64 is multiplied and added
+    without rounding in between."""
 
     kernel: str
     shape: str
@@ -64,6 +66,7 @@ class Launched:
     shared_bytes: int
     products: tuple[tuple[str, str], ...]
     sums: tuple[tuple[str, str], ...]
+    fused: bool
 
 
 class CompilingDriver:
@@ -158,6 +161,7 @@ def other_calls() -> Iterator[Call]:
         yield Call(shape=f"n = {width}, residual", run=run)
     yield Call(shape="", run=partial(rows.silu_mul, torch.zeros(3, 4096)))
     yield Call(shape="", run=partial(blocks.gather_blocks, cache, torch.zeros(1, dtype=torch.int64)))
+    yield Call(shape="", run=partial(sampling.draw, torch.zeros(1, 4096), [0], [SamplingParams()], [0]))
 
 
 def _launched(call: Call, kernel: Any) -> Launched:
@@ -172,6 +176,7 @@ def _launched(call: Call, kernel: Any) -> Launched:
         shared_bytes=kernel.metadata.shared,
         products=tuple(sorted(set(found))),
         sums=_sums(kernel.asm["ttgir"]),
+        fused="fma.rn.f64" in kernel.asm["ptx"],
     )
 
 
@@ -222,7 +227,8 @@ def table(found: dict[int, list[Launched]]) -> str:
 
 
 def faults(found: dict[int, list[Launched]]) -> Iterator[str]:
-    """Spills on 9.0, too much shared memory, and kernels that promise the same bits and sum in different ways."""
+    """Spills on 9.0, too much shared memory, weights of tokens in other bits than the host's, and kernels that promise
+    the same bits and sum in different ways."""
     for capability, launched in found.items():
         seen: dict[tuple[str, str], Launched] = {}
         for one in launched:
@@ -231,6 +237,8 @@ def faults(found: dict[int, list[Launched]]) -> Iterator[str]:
                 yield f"{name} spills {one.spilled_bytes} bytes"
             if one.shared_bytes > SHARED_MAX_BYTES[capability]:
                 yield f"{name} wants {one.shared_bytes} bytes of shared memory"
+            if one.fused:
+                yield f"{name} joins products and sums of float64"
             family = one.kernel.removesuffix("_split").removesuffix("_whole")
             twin = seen.setdefault((family, one.shape), one)
             if (twin.products, twin.sums) != (one.products, one.sums):
