@@ -48,20 +48,18 @@ def _angles(place: Place, dim: int) -> tuple[torch.Tensor, torch.Tensor]:
 _SLOTS = (13, 2, 19, 8)
 
 
-def _placed(
-    place: Place, dim: int, dtype: torch.dtype, scale: float = 1.0
-) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+def _placed(place: Place, dim: int, dtype: torch.dtype) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     """(queries, the cache they were placed in, what the reference makes of it), on the host."""
     made = []
     for device, operations in (
         (place.device, TritonBackend(torch.float32, place.device)),
         (torch.device("cpu"), ReferenceBackend(torch.float32)),
     ):
-        q, k, v, positions = (x.clone().to(device) for x in _heads(place, dim))
+        q, k, v, positions = (x.to(device) for x in _heads(place, dim))
         cos, sin = (x.to(device) for x in _angles(place, dim))
         cache = torch.zeros((4, 2, 2, 5, 2, dim + scale_elements(dtype)), dtype=dtype, device=device)
         slots = torch.tensor(_SLOTS, device=device)
-        operations.rotate_and_write(q, k * scale, v * scale, Angles(positions, cos, sin), cache, 1, slots)
+        operations.rotate_and_write(q, k, v, Angles(positions, cos, sin), cache, 1, slots)
         made += [q.cpu(), cache.cpu()]
     return made[0], made[1], made[3]
 
