@@ -1,7 +1,7 @@
 """The GPU kernels on a GPU: `check` compares each with float64, `bench` measures it against its floor.
 
-Needs torch and triton alone, and a few minutes. `check --interpret` runs the checks on small shapes without a GPU, in
-Triton's interpreter. Exits with 1 when a check fails, with 2 when there is no GPU.
+Needs torch, triton and numpy alone, and a few minutes. `check --interpret` runs the checks on small shapes without a
+GPU, in Triton's interpreter. Exits with 1 when a check fails, with 2 when there is no GPU.
 """
 
 import argparse

@@ -6,20 +6,29 @@ Times are medians with a cold L2 cache, except those of whole steps.
 
 from collections.abc import Callable
 from functools import partial
+from itertools import product
 
 import torch
 import triton
 
 from benchmarks.gpu_checks import quantized_weight
 from benchmarks.gpu_decoder import LLAMA_8B, random_decoder
-from engine.kernels.backend import AttentionMeta
+from engine.cache.layout import KVLayout
+from engine.cache.staged_cache import StagedKVCache
+from engine.kernels.backend import CODE_MAX, AttentionMeta, dtype_name
+from engine.kernels.composed import Angles
+from engine.kernels.reference import cached
 from engine.kernels.triton import rows
 from engine.kernels.triton.attention import attention
 from engine.kernels.triton.backend import TritonBackend
 from engine.kernels.triton.blocks import gather_blocks, scatter_blocks
+from engine.kernels.triton.copy_lane import CudaCopyLane
+from engine.kernels.triton.heads import rotate_and_write
 from engine.kernels.triton.linear import CHUNK, PackedFloats, float_linear
 from engine.kernels.triton.quantized import pack_integers, quantized_linear
+from engine.kernels.triton.sampling import draw
 from engine.kernels.triton.tiles import LINEAR, QUANTIZED, LinearTile
+from engine.sequence import SamplingParams
 
 CARDS = {"H200": (4.8e12, 989e12), "H100": (3.35e12, 989e12), "A100": (2.04e12, 312e12)}
 """Bytes and dense bfloat16 operations a second, by what is in the card's name. H100 is the SXM card."""
@@ -56,7 +65,9 @@ def measure(device: torch.device) -> None:
     measure_attention(report, device)
     measure_products(report, device)
     measure_rows(report, device)
+    measure_heads(report, device)
     measure_blocks(report, device)
+    measure_sampling(report, device)
     for bits in (None, 8, 4):
         measure_step(report, device, bits)
 
@@ -71,12 +82,14 @@ def measure_attention(report: Report, device: torch.device) -> None:
         report.time(
             f"attention, {count} prompts of {context}", run, moved, 2 * count * context**2 * heads * dim
         )
-    for count, context in ((1, 512), (1, 32768), (8, 4096), (64, 512), (64, 4096)):
-        kv, meta = paged([1] * count, context, device, layers=1)
+    shapes = ((1, 512), (1, 32768), (8, 4096), (64, 512), (64, 4096))
+    for dtype, (count, context) in product((torch.bfloat16, *CODE_MAX), shapes):
+        kv, meta = paged([1] * count, context, device, layers=1, dtype=dtype)
         q = torch.randn(count, heads, dim, device=device)
-        moved = 2 * count * context * 2 * kv_heads * dim
+        moved = 2 * count * context * kv_heads * kv.shape[-1] * dtype.itemsize
         run = partial(attention, q, kv, 0, meta, dim**-0.5, None)
-        report.time(f"attention, {count} rows over {context}", run, moved, 4 * count * context * heads * dim)
+        name = f"attention, {dtype_name(dtype)}, {count} rows over {context}"
+        report.time(name, run, moved, 4 * count * context * heads * dim)
 
 
 def measure_products(report: Report, device: torch.device) -> None:
@@ -137,17 +150,50 @@ def measure_rows(report: Report, device: torch.device) -> None:
         report.time(f"gate, {count}", partial(rows.silu_mul, gates), 6 * gates.numel())
 
 
+def measure_heads(report: Report, device: torch.device) -> None:
+    for dtype, count in product((torch.bfloat16, *CODE_MAX), (64, 4096)):
+        kv, meta = paged([count], count, device, layers=1, dtype=dtype)
+        every = [SIZES.heads, SIZES.kv_heads, SIZES.kv_heads]
+        q, k, v = torch.randn(count, sum(every), SIZES.dim, device=device).split(every, dim=1)
+        angles = Angles(meta.positions, *torch.rand(2, count, SIZES.dim // 2, device=device))
+        run = partial(rotate_and_write, q, k, v, angles, kv, 0, meta.slots)
+        moved = 4 * (2 * q.numel() + k.numel() + v.numel()) + count * kv[0].nbytes // BLOCK_SIZE
+        report.time(f"heads placed, {dtype_name(dtype)}, {count}", run, moved)
+
+
 def measure_blocks(report: Report, device: torch.device) -> None:
-    """A prompt's blocks, gathered and brought to pinned host memory and back. All layers."""
-    kv, _ = paged([1], 4096, device, layers=SIZES.layers)
-    chosen = torch.randperm(len(kv), device=device)
-    gathered = gather_blocks(kv, chosen)
-    host = torch.empty(gathered.shape, dtype=gathered.dtype, pin_memory=True)
-    moved = gathered.nbytes
-    report.time("gather of 4096 positions", partial(gather_blocks, kv, chosen), 2 * moved)
-    report.time("scatter of 4096 positions", partial(scatter_blocks, kv, chosen, gathered), 2 * moved)
-    report.time("device to host, 4096 positions", partial(host.copy_, gathered, non_blocking=True), moved)
-    report.time("host to device, 4096 positions", partial(gathered.copy_, host, non_blocking=True), moved)
+    """A prompt's blocks, gathered and scattered, and brought to host memory and back by the lane. All layers."""
+    layout = KVLayout(
+        model_digest="",
+        layers=SIZES.layers,
+        kv_heads=SIZES.kv_heads,
+        head_dim=SIZES.dim,
+        block_size=BLOCK_SIZE,
+        dtype=torch.bfloat16,
+    )
+    cache = StagedKVCache(layout, 4096 // BLOCK_SIZE, CudaCopyLane(device))
+    kv, chosen = cache.tensor.normal_(), torch.randperm(cache.num_blocks, device=device)
+    gathered, blocks = gather_blocks(kv, chosen), chosen.tolist()
+    report.time("gather of 4096 positions", partial(gather_blocks, kv, chosen), 2 * gathered.nbytes)
+    report.time(
+        "scatter of 4096 positions", partial(scatter_blocks, kv, chosen, gathered), 2 * gathered.nbytes
+    )
+    report.time("device to host, 4096 positions", partial(cache.to_host, blocks), gathered.nbytes)
+    report.time("host to device, 4096 positions", partial(cache.from_host, blocks), gathered.nbytes)
+
+
+def measure_sampling(report: Report, device: torch.device) -> None:
+    """Tokens drawn, and brought to the host. The floor is that of reading the logits once."""
+    wishes = {
+        "greedy": SamplingParams(),
+        "temperature": SamplingParams(temperature=0.8),
+        "top_p": SamplingParams(temperature=0.8, top_p=0.95),
+        "top_k and top_p": SamplingParams(temperature=0.8, top_k=50, top_p=0.95),
+    }
+    for count, (name, params) in product((1, 64), wishes.items()):
+        logits = 3 * torch.randn(count, SIZES.vocab, device=device)
+        run = partial(draw, logits, range(count), [params] * count, range(count))
+        report.time(f"tokens drawn, {name}, {count}", run, logits.nbytes)
 
 
 def measure_step(report: Report, device: torch.device, bits: int | None) -> None:
@@ -178,13 +224,20 @@ def captured(step: Callable[[], object]) -> Callable[[], None]:
 
 
 def paged(
-    counts: list[int], context: int, device: torch.device, *, layers: int
+    counts: list[int],
+    context: int,
+    device: torch.device,
+    *,
+    layers: int,
+    dtype: torch.dtype = torch.bfloat16,
 ) -> tuple[torch.Tensor, AttentionMeta]:
-    """A bfloat16 cache of random values, and the last `counts` rows of sequences of `context` positions in it."""
+    """A cache of random values, and the last `counts` rows of sequences of `context` positions in it."""
     width = -(-context // BLOCK_SIZE)
     tables = torch.randperm(width * len(counts)).view(len(counts), width)
     shape = (width * len(counts), layers, 2, BLOCK_SIZE, SIZES.kv_heads, SIZES.dim)
     kv = torch.empty(shape, dtype=torch.bfloat16, device=device).normal_()
+    if dtype in CODE_MAX:
+        kv = cached(kv.float(), dtype)
     positions = torch.cat([torch.arange(context - count, context) for count in counts])
     sequence = torch.repeat_interleave(torch.arange(len(counts)), torch.tensor(counts))
     slots = tables[sequence, positions // BLOCK_SIZE] * BLOCK_SIZE + positions % BLOCK_SIZE

@@ -4,20 +4,22 @@ The same checks run in Triton's interpreter, on small shapes, and on a GPU, on t
 with its worst error as a share of what is allowed; two results that must be equal to the bit answer 0 or infinity.
 """
 
-import math
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
 from functools import partial
 from itertools import pairwise, product
+from typing import TypeAlias
 
 import torch
 
+from benchmarks.gpu_cache_checks import cache_checks
 from benchmarks.gpu_decoder import SMALL, random_decoder
+from benchmarks.gpu_place import ROW_BOUND, Check, Place, differ, worst
 from benchmarks.gpu_ranks import gathered_error
+from benchmarks.gpu_sampling_checks import sampling_checks
 from benchmarks.gpu_scene import LAYER, Geometry, Run, Scene
-from engine.kernels.backend import GROUP, Decoder, PackedLinear, QuantizedWeight
+from engine.kernels.backend import CODE_MAX, GROUP, Decoder, PackedLinear, QuantizedWeight
 from engine.kernels.reference import ReferenceBackend
-from engine.kernels.triton import blocks, heads, rows
+from engine.kernels.triton import rows
 from engine.kernels.triton.attention import attention
 from engine.kernels.triton.backend import TritonBackend
 from engine.kernels.triton.launch import interpreted
@@ -26,7 +28,7 @@ from engine.kernels.triton.quantized import pack_integers, quantized_linear
 from engine.kernels.triton.tiles import linear_tile, quantized_tile
 
 ATTENTION_BOUNDS = {torch.float32: 5e-6, torch.float16: 3e-3, torch.bfloat16: 2e-2}
-"""Absolute, on values of unit variance: softmax weights are rounded to the cache's dtype."""
+"""Absolute, on values of unit variance, by what softmax weights are rounded to."""
 
 PRODUCT_BOUND = 2.0**-18
 """Of the sum of the absolute products, whose factors are rounded beforehand: float32 sums."""
@@ -34,36 +36,17 @@ PRODUCT_BOUND = 2.0**-18
 INTEGERS = ((8, "one zero"), (8, "zeros"), (4, "one zero"), (4, "least"), (4, "zeros"))
 """Bits, and what groups have beside their scales, of the weights that model files have."""
 
-ROW_BOUND = 4e-6
-"""Relative; of norms, gates and rotations."""
 
-
-@dataclass(frozen=True, kw_only=True)
-class Check:
-    """run: the worst error as a share of what is allowed; over 1, or NaN, is a fault."""
-
-    name: str
-    run: Callable[[], float]
-
-
-@dataclass(frozen=True, kw_only=True)
-class Place:
-    """Where checks run. large: on the shapes of models. dtypes: of caches and weights."""
-
-    device: torch.device
-    large: bool
-    dtypes: tuple[torch.dtype, ...]
-
-    def random(self, *shape: int, seed: int = 0) -> torch.Tensor:
-        return torch.randn(*shape, generator=torch.Generator().manual_seed(seed)).to(self.device)
+Shape: TypeAlias = tuple[int, int, int, int, int | None]
+"""Key heads, query heads of each, head dim, block size, window."""
 
 
 def checks(place: Place) -> Iterator[Check]:
     yield from attention_checks(place)
     yield from product_checks(place)
     yield from row_checks(place)
-    yield from head_checks(place)
-    yield from block_checks(place)
+    yield from cache_checks(place)
+    yield from sampling_checks(place)
     for bits in (None, 8, 4) if place.large else (4,):
         name = "floats" if bits is None else f"int{bits}"
         yield Check(name=f"a stack of layers, {name}, float32", run=partial(_stack_error, place, bits))
@@ -75,15 +58,10 @@ def checks(place: Place) -> Iterator[Check]:
 def attention_checks(place: Place) -> Iterator[Check]:
     for geometry in _geometries(place):
         yield Check(name=f"attention is close: {geometry}", run=partial(_attention_error, place, geometry))
-    shapes = (
-        [(1, 3, 16, 8, None), (2, 1, 16, 5, 150)]
-        if not place.large
-        else [(8, 4, 128, 16, None), (8, 4, 128, 16, 900)]
-    )
-    for dtype, (kv_heads, group, dim, size, window) in product(place.dtypes, shapes):
-        geometry = Geometry(
-            kv_heads=kv_heads, group=group, dim=dim, block_size=size, dtype=dtype, window=window
-        )
+    shapes: list[Shape] = [(1, 3, 16, 8, None), (2, 1, 16, 5, 150)]
+    if place.large:
+        shapes = [(8, 4, 128, 16, None), (8, 4, 128, 16, 900)]
+    for geometry in _of_all_dtypes(place, shapes, coded=shapes[1:]):
         yield Check(
             name=f"attention in any chunks is equal: {geometry}", run=partial(_chunks_differ, place, geometry)
         )
@@ -119,37 +97,20 @@ def row_checks(place: Place) -> Iterator[Check]:
         yield Check(name=f"gate of {width}", run=partial(_gate_error, place, width))
 
 
-def head_checks(place: Place) -> Iterator[Check]:
-    for dim, dtype in product((16, 40) if not place.large else (64, 80, 128), place.dtypes):
-        name = f"heads of {dim}, {str(dtype)[6:]}"
-        yield Check(name=f"rotation: {name}", run=partial(_rotation_error, place, dim))
-        yield Check(name=f"writing keys and values: {name}", run=partial(_write_error, place, dim, dtype))
-        yield Check(name=f"one pass equals two: {name}", run=partial(_passes_differ, place, dim, dtype))
-
-
-def block_checks(place: Place) -> Iterator[Check]:
-    yield Check(name="blocks copied, in order", run=partial(_copies_differ, place))
-    yield Check(name="blocks gathered and put back", run=partial(_gathers_differ, place))
-
-
-def worst(got: torch.Tensor, exact: torch.Tensor, allowed: torch.Tensor | float) -> float:
-    """The largest error as a share of what is allowed; NaN where a result is not finite."""
-    if got.shape != exact.shape or not got.isfinite().all():
-        return math.nan
-    return float(((got.double() - exact).abs() / allowed).max())
-
-
-def differ(first: torch.Tensor, second: torch.Tensor) -> float:
-    return 0.0 if torch.equal(first, second) else math.inf
-
-
 def _geometries(place: Place) -> Iterator[Geometry]:
+    shapes: list[Shape] = [(1, 1, 16, 4, None), (2, 3, 24, 16, None), (1, 4, 40, 7, 20), (1, 2, 16, 16, 1)]
     if place.large:
         shapes = [(8, 4, 128, 16, None), (8, 4, 128, 16, 500), (3, 3, 64, 16, None), (1, 8, 256, 32, None)]
-    else:
-        shapes = [(1, 1, 16, 4, None), (2, 3, 24, 16, None), (1, 4, 40, 7, 20), (1, 2, 16, 16, 1)]
-    for dtype, (kv_heads, group, dim, size, window) in product(place.dtypes, shapes):
-        yield Geometry(kv_heads=kv_heads, group=group, dim=dim, block_size=size, dtype=dtype, window=window)
+    return _of_all_dtypes(place, shapes, coded=shapes[1:3])
+
+
+def _of_all_dtypes(place: Place, shapes: list[Shape], coded: list[Shape]) -> Iterator[Geometry]:
+    """coded: those that the interpreter, which is slow, tries on caches of bytes."""
+    for dtype in place.cache_dtypes():
+        for kv_heads, group, dim, size, window in coded if interpreted() and dtype in CODE_MAX else shapes:
+            yield Geometry(
+                kv_heads=kv_heads, group=group, dim=dim, block_size=size, dtype=dtype, window=window
+            )
 
 
 def _attend(scene: Scene, runs: list[Run]) -> list[torch.Tensor]:
@@ -165,7 +126,7 @@ def _attention_error(place: Place, geometry: Geometry) -> float:
     scene = Scene([37, 1, long], geometry, place.device)
     several: list[Run] = [(0, 0, 37), (1, 0, 1), (2, long - 5, long)]
     single: list[Run] = [(2, long - 1, long), (0, 20, 21), (1, 0, 1)]
-    bound = ATTENTION_BOUNDS[geometry.dtype]
+    bound = ATTENTION_BOUNDS[geometry.factors(place.device)]
     return max(
         worst(got.cpu(), scene.exact(run), bound)
         for runs in (several, single)
@@ -284,80 +245,6 @@ def _gate_error(place: Place, width: int) -> float:
     gate, up = x.double().chunk(2, dim=1)
     exact = gate * gate.sigmoid() * up
     return worst(rows.silu_mul(x), exact, ROW_BOUND * exact.abs() + 1e-12)
-
-
-def _heads(place: Place, dim: int) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
-    """(q, k, v) as slices of one projection, 3 query and 2 key heads; positions."""
-    fused = place.random(4, 7, dim)
-    q, k, v = fused.split([3, 2, 2], dim=1)
-    return q, k, v, torch.tensor([0, 1, 77, 30], dtype=torch.int32, device=place.device)
-
-
-def _angles(place: Place, dim: int) -> tuple[torch.Tensor, torch.Tensor]:
-    angles = torch.outer(torch.arange(80.0), torch.logspace(0, -3, dim // 2)).to(place.device)
-    return angles.cos(), angles.sin()
-
-
-def _rotation_error(place: Place, dim: int) -> float:
-    q, k, _, positions = _heads(place, dim)
-    cos, sin = _angles(place, dim)
-    c, s = cos[positions.long()].unsqueeze(1).double(), sin[positions.long()].unsqueeze(1).double()
-    before = [x.double() for x in (q, k)]
-    heads.rotate(q, k, positions, cos, sin)
-    errors = []
-    for got, x in zip((q, k), before, strict=True):
-        first, second = x.chunk(2, dim=-1)
-        exact = torch.cat((first * c - second * s, second * c + first * s), dim=-1)
-        errors.append(worst(got, exact, ROW_BOUND * (first.abs() + second.abs()).repeat(1, 1, 2) + 1e-12))
-    return max(errors)
-
-
-_SLOTS = (13, 2, 19, 8)
-
-
-def _empty_cache(place: Place, dim: int, dtype: torch.dtype) -> torch.Tensor:
-    return torch.zeros((4, 2, 2, 5, 2, dim), dtype=dtype, device=place.device)
-
-
-def _write_error(place: Place, dim: int, dtype: torch.dtype) -> float:
-    """Rounded to the nearest, or, as the interpreter does, towards zero; and nothing else is touched."""
-    _, k, v, _ = _heads(place, dim)
-    cache = _empty_cache(place, dim, dtype)
-    heads.write(cache, 1, k, v, torch.tensor(_SLOTS, device=place.device))
-    exact = torch.zeros_like(cache, dtype=torch.float64)
-    for row, slot in enumerate(_SLOTS):
-        exact[slot // 5, 1, 0, slot % 5], exact[slot // 5, 1, 1, slot % 5] = k[row].double(), v[row].double()
-    return worst(cache, exact, torch.finfo(dtype).eps * exact.abs() + torch.finfo(dtype).smallest_normal)
-
-
-def _passes_differ(place: Place, dim: int, dtype: torch.dtype) -> float:
-    slots, (cos, sin) = torch.tensor(_SLOTS, device=place.device), _angles(place, dim)
-    q, k, v, positions = _heads(place, dim)
-    once, twice = _empty_cache(place, dim, dtype), _empty_cache(place, dim, dtype)
-    heads.rotate_and_write(q, k, v, positions, cos, sin, once, 1, slots)
-    rotated, k, v, _ = _heads(place, dim)
-    heads.rotate(rotated, k, positions, cos, sin)
-    heads.write(twice, 1, k, v, slots)
-    return max(differ(q, rotated), differ(once, twice))
-
-
-def _copies_differ(place: Place) -> float:
-    cache, wanted = place.random(9, 2, 2, 3, 1, 8), place.random(9, 2, 2, 3, 1, 8)
-    copies = [(0, 5), (5, 1), (2, 5), (3, 4), (8, 3), (7, 0)]
-    for source, target in copies:
-        wanted[target] = wanted[source].clone()
-    blocks.copy_blocks(cache, copies)
-    return differ(cache, wanted)
-
-
-def _gathers_differ(place: Place) -> float:
-    cache = place.random(9, 2, 2, 3, 1, 8).to(torch.float16)
-    chosen = torch.tensor([4, 0, 8], device=place.device)
-    gathered = blocks.gather_blocks(cache, chosen)
-    target, wanted = torch.zeros_like(cache), torch.zeros_like(cache)
-    wanted[chosen] = cache[chosen]
-    blocks.scatter_blocks(target, chosen, gathered)
-    return max(differ(gathered, cache[chosen]), differ(target, wanted))
 
 
 class _Exact(ReferenceBackend):

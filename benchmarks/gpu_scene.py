@@ -5,7 +5,8 @@ from dataclasses import dataclass
 
 import torch
 
-from engine.kernels.backend import AttentionMeta
+from engine.kernels.backend import CODE_MAX, AttentionMeta, dtype_name, scale_elements
+from engine.kernels.reference import cached, cached_values
 
 LAYERS, LAYER = 2, 1
 
@@ -24,10 +25,15 @@ class Geometry:
     dtype: torch.dtype
     window: int | None = None
 
+    def factors(self, device: torch.device) -> torch.dtype:
+        """What queries are rounded to. The interpreter has no bfloat16."""
+        coded = torch.bfloat16 if device.type != "cpu" else torch.float32
+        return coded if self.dtype in CODE_MAX else self.dtype
+
     def __str__(self) -> str:
         window = "" if self.window is None else f", window {self.window}"
         heads = f"{self.kv_heads} x {self.group} heads of {self.dim}"
-        return f"{heads}, blocks of {self.block_size}, {str(self.dtype)[6:]}{window}"
+        return f"{heads}, blocks of {self.block_size}, {dtype_name(self.dtype)}{window}"
 
 
 class Scene:
@@ -40,8 +46,9 @@ class Scene:
         size, heads = geometry.block_size, geometry.kv_heads
         counts = [-(-length // size) for length in lengths]
         free = torch.randperm(sum(counts) + 3, generator=random).tolist()
-        shape = (len(free), LAYERS, 2, size, heads, geometry.dim)
-        cache = torch.full(shape, torch.nan, dtype=geometry.dtype)
+        row_bytes = (geometry.dim + scale_elements(geometry.dtype)) * geometry.dtype.itemsize
+        shape = (len(free), LAYERS, 2, size, heads, row_bytes)
+        cache = torch.full(shape, 0xFF, dtype=torch.uint8).view(geometry.dtype)
         self.geometry = geometry
         self.device = device
         self.tables = [[free.pop() for _ in range(count)] for count in counts]
@@ -49,10 +56,10 @@ class Scene:
             [torch.randn(length, count, geometry.dim, generator=random) for length in lengths]
             for count in (heads * geometry.group, heads, heads)
         )
-        for table, keys, values in zip(self.tables, self._keys, self._values, strict=True):
-            for position in range(len(keys)):
-                block = cache[table[position // size], LAYER]
-                block[0, position % size], block[1, position % size] = keys[position], values[position]
+        for table, *both in zip(self.tables, self._keys, self._values, strict=True):
+            for half, held in enumerate(cached(x, geometry.dtype) for x in both):
+                for position in range(len(held)):
+                    cache[table[position // size], LAYER, half, position % size] = held[position]
         self.cache = cache.to(device)
 
     def rows(self, runs: Sequence[Run]) -> torch.Tensor:
@@ -77,12 +84,14 @@ class Scene:
         return AttentionMeta(slots=torch.tensor([slot for slot, _ in places], device=self.device), **made)
 
     def exact(self, run: Run) -> torch.Tensor:
-        """float64 attention of one run's rows, on queries, keys and values as the cache's dtype rounds them."""
+        """float64 attention of one run's rows, on queries as kernels round them, keys and values as the cache does."""
         sequence, first, end = run
         geometry = self.geometry
-        q = self.queries[sequence][first:end].to(geometry.dtype).double()
+        q = self.queries[sequence][first:end].to(geometry.factors(self.device)).double()
         k, v = (
-            x[sequence][:end].to(geometry.dtype).double().repeat_interleave(geometry.group, dim=1)
+            cached_values(cached(x[sequence][:end], geometry.dtype))
+            .double()
+            .repeat_interleave(geometry.group, dim=1)
             for x in (self._keys, self._values)
         )
         scores = torch.einsum("qhd,khd->hqk", q, k) * geometry.dim**-0.5

@@ -27,11 +27,14 @@ from triton.runtime.jit import JITFunction
 
 from benchmarks.gpu_checks import INTEGERS, quantized_weight
 from benchmarks.gpu_scene import LAYER, Geometry, Scene
-from engine.kernels.triton import blocks, heads, rows
+from engine.kernels.backend import CODE_MAX, dtype_name, scale_elements
+from engine.kernels.composed import Angles
+from engine.kernels.triton import blocks, heads, rows, sampling
 from engine.kernels.triton.attention import attention
 from engine.kernels.triton.linear import CHUNK, PackedFloats, float_linear
 from engine.kernels.triton.quantized import pack_integers, quantized_linear
 from engine.kernels.triton.tiles import LinearTile, linear_tile, quantized_tile
+from engine.sequence import SamplingParams
 
 CAPABILITIES = (80, 90)
 BEGIN, END = "<!-- made by benchmarks/gpu_table.py -->", "<!-- end -->"
@@ -52,7 +55,8 @@ class Call:
 @dataclass(frozen=True, kw_only=True)
 class Launched:
     """One kernel as it was compiled. products: kind and shape of each matrix instruction. sums: how what is summed, in
-    products and along rows, lies over the threads, as (shape, layout)."""
+    products and along rows, lies over the threads, as (shape, layout). fused: whether a float64 is multiplied and added
+    without rounding in between."""
 
     kernel: str
     shape: str
@@ -62,6 +66,7 @@ class Launched:
     shared_bytes: int
     products: tuple[tuple[str, str], ...]
     sums: tuple[tuple[str, str], ...]
+    fused: bool
 
 
 class CompilingDriver:
@@ -112,11 +117,12 @@ def attention_calls() -> Iterator[Call]:
         (half, 128, 4, 300),
         (half, 256, 4, None),
         (single, 64, 3, None),
+        *product(CODE_MAX, (128,), (4,), (None,)),
     )
     for dtype, dim, group, window in shapes:
         geometry = Geometry(kv_heads=2, group=group, dim=dim, block_size=16, dtype=dtype, window=window)
         scene = Scene([20, 9], geometry, HOST)
-        name = f"{str(dtype)[6:]}, d = {dim}, {group} heads a key{', window' if window else ''}"
+        name = f"{dtype_name(dtype)}, d = {dim}, {group} heads a key{', window' if window else ''}"
         for runs in ([(0, 0, 20), (1, 0, 9)], [(0, 19, 20), (1, 8, 9)]):
             arguments = (scene.rows(runs), scene.cache, LAYER, scene.meta(runs), dim**-0.5, window)
             yield Call(shape=name, run=partial(attention, *arguments))
@@ -144,20 +150,18 @@ def other_calls() -> Iterator[Call]:
     q, k, v = torch.zeros(3, 48, 128).split([32, 8, 8], dim=1)
     places, slots = torch.zeros(3, dtype=torch.int32), torch.zeros(3, dtype=torch.int64)
     angles = torch.zeros(32, 64)
-    cache = torch.zeros(2, 2, 2, 16, 8, 128, dtype=torch.bfloat16)
-    yield Call(shape="rotated", run=partial(heads.rotate, q, k, places, angles, angles))
-    yield Call(shape="written", run=partial(heads.write, cache, 0, k, v, slots))
-    yield Call(
-        shape="rotated and written",
-        run=partial(heads.rotate_and_write, q, k, v, places, angles, angles, cache, 0, slots),
-    )
+    for dtype in (torch.bfloat16, *CODE_MAX):
+        cache = torch.zeros(2, 2, 2, 16, 8, 128 + scale_elements(dtype), dtype=dtype)
+        run = partial(heads.rotate_and_write, q, k, v, Angles(places, angles, angles), cache, 0, slots)
+        yield Call(shape=dtype_name(dtype), run=run)
     yield Call(shape="n = 128 of a head", run=partial(rows.rms_norm, q, torch.zeros(128), 1e-5))
     for width in (4096, 8192):
         x = torch.zeros(3, width)
         run = partial(rows.add_rms_norm, x, x.clone(), torch.zeros(width), 1e-5)
         yield Call(shape=f"n = {width}, residual", run=run)
     yield Call(shape="", run=partial(rows.silu_mul, torch.zeros(3, 4096)))
-    yield Call(shape="", run=partial(blocks.copy_blocks, cache, [(0, 1)]))
+    yield Call(shape="", run=partial(blocks.gather_blocks, cache, torch.zeros(1, dtype=torch.int64)))
+    yield Call(shape="", run=partial(sampling.draw, torch.zeros(1, 4096), [0], [SamplingParams()], [0]))
 
 
 def _launched(call: Call, kernel: Any) -> Launched:
@@ -172,6 +176,7 @@ def _launched(call: Call, kernel: Any) -> Launched:
         shared_bytes=kernel.metadata.shared,
         products=tuple(sorted(set(found))),
         sums=_sums(kernel.asm["ttgir"]),
+        fused="fma.rn.f64" in kernel.asm["ptx"],
     )
 
 
@@ -222,7 +227,8 @@ def table(found: dict[int, list[Launched]]) -> str:
 
 
 def faults(found: dict[int, list[Launched]]) -> Iterator[str]:
-    """Spills on 9.0, too much shared memory, and kernels that promise the same bits and sum in different ways."""
+    """Spills on 9.0, too much shared memory, weights of tokens in other bits than the host's, and kernels that promise
+    the same bits and sum in different ways."""
     for capability, launched in found.items():
         seen: dict[tuple[str, str], Launched] = {}
         for one in launched:
@@ -231,6 +237,8 @@ def faults(found: dict[int, list[Launched]]) -> Iterator[str]:
                 yield f"{name} spills {one.spilled_bytes} bytes"
             if one.shared_bytes > SHARED_MAX_BYTES[capability]:
                 yield f"{name} wants {one.shared_bytes} bytes of shared memory"
+            if one.fused:
+                yield f"{name} joins products and sums of float64"
             family = one.kernel.removesuffix("_split").removesuffix("_whole")
             twin = seen.setdefault((family, one.shape), one)
             if (twin.products, twin.sums) != (one.products, one.sums):

@@ -18,7 +18,15 @@ import torch
 from benchmarks.packed_folder import Packing, write_packed_folder
 from engine.cache.kv_cache import KVCache
 from engine.cache.layout import KVLayout
-from engine.kernels.backend import AttentionMeta
+from engine.collective import ALONE, Collective
+from engine.kernels.backend import AttentionMeta, Decoder, DecoderWeights
+from engine.kernels.composed import ComposedDecoder
+from engine.kernels.cpu.backend import CpuBackend
+from engine.kernels.cpu.build import COMPILERS, built, default_cache_folder, host_flags
+from engine.kernels.cpu.crew import Crew
+from engine.kernels.cpu.library import Library
+from engine.kernels.cpu.operations import CpuOperations
+from engine.kernels.reference import cached, cached_values
 from engine.kernels.select import choose_backend
 from engine.model.load import load_model
 from engine.model.transformer import Quantization, Transformer
@@ -44,7 +52,13 @@ PACKINGS = {
     "gptq8": Packing(method="gptq", bits=8, group_size=64, symmetric=True),
 }
 """Of the modes that read another folder than the built-in model; its widths are no multiples of 128."""
-KV_DTYPES = {"auto": None, "float32": torch.float32, "bfloat16": torch.bfloat16, "int8": torch.int8}
+KV_DTYPES = {
+    "auto": None,
+    "float32": torch.float32,
+    "bfloat16": torch.bfloat16,
+    "int8": torch.int8,
+    "fp8": torch.float8_e4m3fn,
+}
 
 
 def token_ids(text: str) -> list[int]:
@@ -63,7 +77,10 @@ def likelihood(
     """Mean negative log-likelihood of each token but the first, in nats. kv_dtype: that of the weights if None. path:
     the built-in model's if None."""
     path = path or resolve_model(DEFAULT_MODEL)
-    model = load_model(path, choose_backend(dtype, threads).backend, len(ids), quantization)
+    backend = choose_backend(dtype, threads).backend
+    if isinstance(backend, CpuBackend) and kv_dtype not in {None, *backend.kv_dtypes}:
+        backend, kv_dtype = _rounding_to(kv_dtype, dtype, threads), torch.float32
+    model = load_model(path, backend, len(ids), quantization)
     config = model.config
     layout = KVLayout(
         model_digest="",
@@ -91,6 +108,23 @@ def model_of(mode: str) -> Iterator[Path]:
     with TemporaryDirectory() as folder:
         write_packed_folder(source, Path(folder), PACKINGS[mode])
         yield Path(folder)
+
+
+def _rounding_to(kv_dtype: torch.dtype, dtype: torch.dtype, threads: int) -> CpuOperations:
+    """Compiled kernels, on keys and values as a cache of a dtype gives them back that these have not."""
+
+    class Rounding(CpuOperations):
+        def decoder(self, weights: DecoderWeights, collective: Collective = ALONE) -> Decoder:
+            return ComposedDecoder(weights, self, collective)
+
+        def write_kv(
+            self, kv: torch.Tensor, layer: int, k: torch.Tensor, v: torch.Tensor, slots: torch.Tensor
+        ) -> None:
+            k, v = (cached_values(cached(x, kv_dtype)) for x in (k, v))
+            super().write_kv(kv, layer, k, v, slots)
+
+    library = Library(built(default_cache_folder(), COMPILERS, host_flags()))
+    return Rounding(dtype, Crew(library, threads))
 
 
 def _chunk(model: Transformer, cache: KVCache, ids: Sequence[int], first: int, end: int) -> float:

@@ -14,6 +14,7 @@ from engine.cache.layout import KVLayout
 from engine.cache.swap_space import SwapSpace
 from engine.collective import ALONE
 from engine.core import EngineCore
+from engine.device_sampler import DeviceSampler
 from engine.errors import CapacityError
 from engine.loading import Loaded, load
 from engine.model.architecture import ModelConfig
@@ -81,7 +82,7 @@ def assemble(
         pool=BlockPool(num_blocks),
         block_size=layout.block_size,
         runner=runner,
-        sampler=Sampler(loaded.sampling),
+        sampler=_sampler(loaded),
         policy=policy,
         caching=wishes.caching,
         swap=_swap_space(wishes, cache, memory_bytes - num_blocks * layout.block_bytes()),
@@ -117,12 +118,21 @@ def _cache_and_runner(
     if followers is None:
         cache = loaded.cache(layout, num_blocks)
         return cache, TransformerRunner(loaded.model, cache)
-    memory, device = followers.open(num_blocks, layout), loaded.backend.device
-    if device.type == "cpu":
+    memory, lane = followers.open(num_blocks, layout), loaded.copy_lane()
+    if lane is None:
         cache = loaded.cache(layout, num_blocks, memory)
     else:
-        cache = LedStagedCache(layout, num_blocks, device, memory, followers)
+        cache = LedStagedCache(layout, num_blocks, lane, memory, followers)
     return cache, LedRunner(TransformerRunner(loaded.model, cache), followers)
+
+
+def _sampler(loaded: Loaded) -> Sampler:
+    """One that draws where the logits are, on a device that can."""
+    if loaded.backend.device.type != "cuda":
+        return Sampler(loaded.sampling)
+    from engine.kernels.triton.sampling import draw
+
+    return DeviceSampler(loaded.sampling, draw)
 
 
 def _recorded(

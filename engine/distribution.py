@@ -30,7 +30,7 @@ BROKEN = -1
 """In the place of a token: the row holds a NaN or +inf, or nothing but -inf."""
 
 _FAINTEST = -64.0
-_LOG2_E = 1.4426950408889634
+LOG2_E = 1.4426950408889634
 _POWER_OF_2 = (
     7.070977866508138e-09,
     1.0205905413765595e-07,
@@ -134,7 +134,7 @@ def weights_of(logits: Logits, temperature: float) -> Weights:
     """int64, in proportion to exp(logit / temperature), to the nearest integer. The maximum of the logits is finite."""
     powers = np.subtract(logits, logits.max(), dtype=np.float64)
     with np.errstate(over="ignore"):
-        powers *= min(_LOG2_E / temperature, 1e300)
+        powers *= min(LOG2_E / temperature, 1e300)
     np.maximum(powers, _FAINTEST, out=powers)
     whole = np.rint(powers)
     powers -= whole

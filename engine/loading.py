@@ -8,6 +8,7 @@ from dataclasses import dataclass
 
 import torch
 
+from engine.cache.copy_lane import CopyLane
 from engine.cache.kv_cache import KVCache
 from engine.cache.layout import KVLayout
 from engine.cache.staged_cache import StagedKVCache
@@ -16,7 +17,7 @@ from engine.distribution import SamplingKernels
 from engine.errors import CapacityError
 from engine.kernels.backend import Backend
 from engine.kernels.reference import ReferenceBackend
-from engine.kernels.select import choose_backend
+from engine.kernels.select import choose_backend, require_kv_dtype
 from engine.model.architecture import ModelConfig
 from engine.model.config import read_config
 from engine.model.load import load_model
@@ -56,10 +57,18 @@ class Loaded:
 
     def cache(self, layout: KVLayout, num_blocks: int, memory: mmap.mmap | None = None) -> KVCache:
         """memory: of the host, that all ranks have whole blocks in; None for one rank."""
-        share, device = self.collective.share, self.backend.device
-        if device.type == "cpu":
+        share, lane = self.collective.share, self.copy_lane()
+        if lane is None:
             return KVCache(layout, num_blocks, memory, share)
-        return StagedKVCache(layout, num_blocks, device, memory, share)
+        return StagedKVCache(layout, num_blocks, lane, memory, share)
+
+    def copy_lane(self) -> CopyLane | None:
+        """A new one on the device; None where its memory is the host's."""
+        if self.backend.device.type == "cpu":
+            return None
+        from engine.kernels.triton.copy_lane import CudaCopyLane
+
+        return CudaCopyLane(self.backend.device)
 
 
 def load(wishes: EngineWishes, collective: Collective, progress: Progress) -> Loaded:
@@ -76,8 +85,7 @@ def load(wishes: EngineWishes, collective: Collective, progress: Progress) -> Lo
     )
     backend = chosen.backend
     torch.set_num_threads(wishes.threads if isinstance(backend, ReferenceBackend) else 1)
-    if wishes.kv_dtype is torch.int8 and backend.device.type != "cpu":
-        raise CapacityError(f"a KV cache in int8 is not there for device {backend.device.type}")
+    require_kv_dtype(backend, wishes.kv_dtype)
     max_model_len = wishes.max_model_len or config.max_position
     quantization = _quantization(wishes)
     return Loaded(

@@ -13,6 +13,7 @@ from typing import Protocol, TypeAlias
 import torch
 
 from engine.batch import Batch, ModelRunner
+from engine.cache.copy_lane import CopyLane
 from engine.cache.kv_cache import KVCache
 from engine.cache.layout import KVLayout
 from engine.cache.staged_cache import StagedKVCache
@@ -79,11 +80,11 @@ class LedStagedCache(StagedKVCache):
         self,
         layout: KVLayout,
         num_blocks: int,
-        device: torch.device,
+        lane: CopyLane,
         memory: mmap.mmap,
         followers: Followers,
     ) -> None:
-        super().__init__(layout, num_blocks, device, memory, followers.collective.share)
+        super().__init__(layout, num_blocks, lane, memory, followers.collective.share)
         self._followers = followers
 
     def to_host(self, blocks: Sequence[int]) -> None:

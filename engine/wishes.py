@@ -19,12 +19,18 @@ _QUANTIZATIONS = {
     "int8": Quantization.INT8,
     "int4": Quantization.INT4,
 }
-_DTYPES = {"auto": None, "float32": torch.float32, "bfloat16": torch.bfloat16, "int8": torch.int8}
+_DTYPES = {
+    "auto": None,
+    "float32": torch.float32,
+    "bfloat16": torch.bfloat16,
+    "int8": torch.int8,
+    "fp8": torch.float8_e4m3fn,
+}
 
 
 class EngineFlags(Protocol):
     """The flags of one engine by their usual names; device is auto, cpu or cuda; dtypes are auto, float32 or bfloat16,
-    of the cache also int8; quantization is auto, none, stored, int8 or int4."""
+    of the cache also int8 or fp8; quantization is auto, none, stored, int8 or int4."""
 
     @property
     def device(self) -> str: ...

@@ -27,7 +27,7 @@ from service.core_board import SEATS_MAX
 ENVIRONMENT_PREFIX = "CROSSDOCK_"
 
 Dtype = Literal["auto", "float32", "bfloat16"]
-KVDtype = Literal["auto", "float32", "bfloat16", "int8"]
+KVDtype = Literal["auto", "float32", "bfloat16", "int8", "fp8"]
 Port = Annotated[int, Field(ge=0, le=65535)]
 Tokens = Annotated[int, BeforeValidator(units.parse_count), Field(ge=1)]
 Bytes = Annotated[int, BeforeValidator(units.parse_bytes), Field(ge=1)]
@@ -95,7 +95,8 @@ class EngineOptions(ModelOptions):
     )
     dtype: Dtype = Field("auto", description="of weights and activations")
     kv_cache_dtype: KVDtype = Field(
-        "auto", description="of cached keys and values: as --dtype, or int8; auto: as the weights"
+        "auto",
+        description="of cached keys and values: as --dtype, int8, or fp8 (on cuda); auto: as the weights",
     )
     quantization: Literal["auto", "none", "stored", "int8", "int4"] = Field(
         "auto",

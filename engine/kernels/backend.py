@@ -44,15 +44,19 @@ GROUP = 32
 """Inputs of a quantized weight that share a scale."""
 
 
+CODE_MAX = {torch.int8: 127.0, torch.float8_e4m3fn: 448.0}
+"""What a head's greatest magnitude becomes in a cache of bytes, by dtype."""
+
+
 def dtype_name(dtype: torch.dtype) -> str:
     """As operators write it."""
-    return str(dtype).removeprefix("torch.")
+    return "fp8" if dtype == torch.float8_e4m3fn else str(dtype).removeprefix("torch.")
 
 
 def scale_elements(dtype: torch.dtype) -> int:
-    """How many elements each head of a position has in the cache behind its head_dim: for int8 the four bytes of the
-    float32 that its elements are multiplied by, the greatest magnitude / 127."""
-    return torch.float32.itemsize if dtype == torch.int8 else 0
+    """How many elements each head of a position has in the cache behind its head_dim: for bytes the four of the
+    float32 that its elements are multiplied by, the greatest magnitude / CODE_MAX."""
+    return torch.float32.itemsize if dtype in CODE_MAX else 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -132,8 +136,8 @@ class Decoder(Protocol):
         """Compute all rows, write their KV, and return the logits of the chosen ones.
 
         token_ids: int64 [T], T >= 1, in [0, vocab). kv: the cache of these heads [blocks, layers, 2, block_size,
-        kv_heads, head_dim + scale_elements], rounded to its dtype: float32, bfloat16 or int8. rows: int64 [n], each in
-        [0, T), n <= T. Tensors are contiguous; the cache of a share may be a view of one with all heads.
+        kv_heads, head_dim + scale_elements], rounded to its dtype, one of the backend's kv_dtypes. rows: int64 [n],
+        each in [0, T), n <= T. Tensors are contiguous; the cache of a share may be a view of one with all heads.
         Returns a new float32 [n, vocab], in the order of rows.
         """
         ...
@@ -151,6 +155,8 @@ class Backend(Protocol):
     """Where packed weights are, and every tensor of a decoder's call."""
     dtype: torch.dtype
     """dtype of the packed weights: float32 or bfloat16."""
+    kv_dtypes: frozenset[torch.dtype]
+    """What a cache can be rounded to."""
     numerics: Numerics
     """Two backends that say the same compute the same."""
 

@@ -4,12 +4,20 @@ What a backend without a native step computes with, and what a native step is co
 order of a decoder's operations; computes nothing itself.
 """
 
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 import torch
 
 from engine.collective import ALONE, Collective
 from engine.kernels.backend import AttentionMeta, DecoderWeights, LayerWeights, PackedLinear
+
+
+class Angles(NamedTuple):
+    """How rows are rotated. positions: int32 [T]; cos, sin: float32 [max positions, d / 2]."""
+
+    positions: torch.Tensor
+    cos: torch.Tensor
+    sin: torch.Tensor
 
 
 class Operations(Protocol):
@@ -32,19 +40,18 @@ class Operations(Protocol):
         """residual += x in place, both float32 [T, n]; returns the normed new residual."""
         ...
 
-    def rotary(
-        self, q: torch.Tensor, k: torch.Tensor, positions: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor
+    def rotate_and_write(
+        self,
+        q: torch.Tensor,
+        k: torch.Tensor,
+        v: torch.Tensor,
+        angles: Angles,
+        kv: torch.Tensor,
+        layer: int,
+        slots: torch.Tensor,
     ) -> None:
-        """Rotate in place, halves layout (as Hugging Face): q [T, heads, d], k [T, kv_heads, d], float32.
-
-        cos, sin: float32 [max positions, d / 2].
-        """
-        ...
-
-    def write_kv(
-        self, kv: torch.Tensor, layer: int, k: torch.Tensor, v: torch.Tensor, slots: torch.Tensor
-    ) -> None:
-        """Store k, v float32 [T, kv_heads, d] at their slots, rounded to kv's dtype."""
+        """Rotate q [T, heads, d] in place, halves layout (as Hugging Face), and k [T, kv_heads, d], and store k and
+        v [T, kv_heads, d] at their slots, rounded to kv's dtype. All float32; k itself may change."""
         ...
 
     def attention(
@@ -103,8 +110,8 @@ class ComposedDecoder:
     ) -> torch.Tensor:
         weights, operations = self._weights, self._operations
         q, k, v = self._heads(layer, operations.linear(x, layer.qkv))
-        operations.rotary(q, k, meta.positions, weights.cos, weights.sin)
-        operations.write_kv(kv, index, k, v, meta.slots)
+        angles = Angles(meta.positions, weights.cos, weights.sin)
+        operations.rotate_and_write(q, k, v, angles, kv, index, meta.slots)
         mixed = operations.attention(q, kv, index, meta, weights.scale, layer.window)
         return self._whole(operations.linear(self._whole(mixed.flatten(1)), layer.output))
 

@@ -13,6 +13,7 @@ import torch
 
 from engine.collective import ALONE, Collective
 from engine.kernels.backend import (
+    CODE_MAX,
     GROUP,
     AttentionMeta,
     Decoder,
@@ -23,7 +24,7 @@ from engine.kernels.backend import (
     dtype_name,
     scale_elements,
 )
-from engine.kernels.composed import ComposedDecoder
+from engine.kernels.composed import Angles, ComposedDecoder
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -47,6 +48,7 @@ class ReferenceBackend:
     """
 
     name = "reference"
+    kv_dtypes = frozenset({torch.float32, torch.bfloat16, *CODE_MAX})
 
     def __init__(self, dtype: torch.dtype) -> None:
         assert dtype in {torch.float32, torch.bfloat16}, dtype
@@ -110,13 +112,26 @@ class ReferenceBackend:
             first, second = x.chunk(2, dim=-1)
             x.copy_(torch.cat((first * c - second * s, second * c + first * s), dim=-1))
 
+    def rotate_and_write(
+        self,
+        q: torch.Tensor,
+        k: torch.Tensor,
+        v: torch.Tensor,
+        angles: Angles,
+        kv: torch.Tensor,
+        layer: int,
+        slots: torch.Tensor,
+    ) -> None:
+        self.rotary(q, k, *angles)
+        self.write_kv(kv, layer, k, v, slots)
+
     def write_kv(
         self, kv: torch.Tensor, layer: int, k: torch.Tensor, v: torch.Tensor, slots: torch.Tensor
     ) -> None:
         block_size = kv.shape[3]
         blocks, offsets = slots // block_size, slots % block_size
         for half, x in enumerate((k, v)):
-            kv[blocks, layer, half, offsets] = _scaled_bytes(x) if kv.dtype == torch.int8 else x.to(kv.dtype)
+            kv[blocks, layer, half, offsets] = cached(x, kv.dtype)
 
     def attention(
         self,
@@ -136,8 +151,8 @@ class ReferenceBackend:
                 first = 0 if window is None else max(0, last - window + 1)
                 seen = torch.arange(first, last + 1)
                 block_size = kv.shape[3]
-                cached = _values(kv[table[seen // block_size], layer, :, seen % block_size])
-                out[row] = _attend(q[row].clone(), cached[:, 0], cached[:, 1], scale)
+                both = cached_values(kv[table[seen // block_size], layer, :, seen % block_size])
+                out[row] = _attend(q[row].clone(), both[:, 0], both[:, 1], scale)
         return out
 
     def silu_mul(self, gate_up: torch.Tensor) -> torch.Tensor:
@@ -147,31 +162,34 @@ class ReferenceBackend:
 
 def round_to_bytes(x: torch.Tensor) -> torch.Tensor:
     """float32 [T, n] -> the nearest values that signed bytes with one scale for each row and GROUP can say."""
-    codes, scales = _codes(x.view(x.shape[0], -1, GROUP))
-    return (codes * scales).view(x.shape)
+    scaled, scales = _scaled(x.view(x.shape[0], -1, GROUP), CODE_MAX[torch.int8])
+    return (torch.round(scaled) * scales).view(x.shape)
 
 
-def _codes(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """float32 [..., n] -> whole numbers in [-127, 127], and what they are multiplied by, [..., 1]: NaN or infinity
-    where x is broken, and then the numbers there are 0."""
+def _scaled(x: torch.Tensor, most: float) -> tuple[torch.Tensor, torch.Tensor]:
+    """float32 [..., n] -> numbers in [-most, most], and what they are multiplied by, [..., 1]: NaN or infinity where x
+    is broken, and then the numbers there are 0."""
     greatest = x.abs().amax(dim=-1, keepdim=True)
     # A number / tensor would be rounded twice, as number * (1 / tensor).
-    inverse = torch.where(greatest > 0, torch.tensor(127.0) / greatest, 0.0)
-    return torch.round(x * inverse).nan_to_num(nan=0.0, posinf=0.0, neginf=0.0), greatest / 127.0
+    inverse = torch.where(greatest > 0, torch.tensor(most) / greatest, 0.0)
+    return (x * inverse).nan_to_num(nan=0.0, posinf=0.0, neginf=0.0), greatest / most
 
 
-def _scaled_bytes(x: torch.Tensor) -> torch.Tensor:
-    """float32 [..., n] -> int8 [..., n + 4], the bytes of the scale last."""
-    codes, scales = _codes(x)
-    return torch.cat((codes.to(torch.int8), scales.view(torch.int8)), dim=-1)
+def cached(x: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+    """float32 [..., head_dim] -> what a cache of any dtype holds of it, [..., head_dim + scale_elements]."""
+    if dtype not in CODE_MAX:
+        return x.to(dtype)
+    scaled, scales = _scaled(x, CODE_MAX[dtype])
+    codes = (torch.round(scaled) if dtype == torch.int8 else scaled).to(dtype)
+    return torch.cat((codes.view(torch.int8), scales.view(torch.int8)), dim=-1).view(dtype)
 
 
-def _values(cached: torch.Tensor) -> torch.Tensor:
-    """What the cache holds, [..., head_dim + scale_elements] of any dtype -> float32 [..., head_dim]."""
-    if cached.dtype != torch.int8:
-        return cached.to(torch.float32)
-    dim = cached.shape[-1] - scale_elements(torch.int8)
-    return cached[..., :dim].to(torch.float32) * cached[..., dim:].clone().view(torch.float32)
+def cached_values(held: torch.Tensor) -> torch.Tensor:
+    """What a cache holds, [..., head_dim + scale_elements] of any dtype -> float32 [..., head_dim]."""
+    if held.dtype not in CODE_MAX:
+        return held.to(torch.float32)
+    dim = held.shape[-1] - scale_elements(held.dtype)
+    return held[..., :dim].to(torch.float32) * held[..., dim:].clone().view(torch.float32)
 
 
 def _by_row(function: Callable[[torch.Tensor], torch.Tensor], x: torch.Tensor, width: int) -> torch.Tensor:

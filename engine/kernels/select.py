@@ -14,7 +14,7 @@ import torch
 from engine.collective import WHOLE, Share
 from engine.distribution import PlainSampling, SamplingKernels
 from engine.errors import CapacityError, NoCompiler
-from engine.kernels.backend import Backend
+from engine.kernels.backend import Backend, dtype_name
 from engine.kernels.core_share import ANY_CORES, CoreShare
 from engine.kernels.cpu.backend import CpuBackend
 from engine.kernels.cpu.build import COMPILERS, built, default_cache_folder, host_flags
@@ -78,6 +78,16 @@ def choose_backend(
     native = torch.bfloat16 if crew.library.has_bf16() else torch.float32
     kind = CpuBackend if share.size == 1 else CpuOperations
     return ChosenBackend(backend=kind(dtype or native, crew), sampling=sampling, note=None)
+
+
+def require_kv_dtype(backend: Backend, dtype: torch.dtype | None) -> None:
+    """Raises CapacityError where a cache of this dtype cannot be; None: the weights' can."""
+    if dtype is None or dtype in backend.kv_dtypes:
+        return
+    there = ", ".join(sorted(map(dtype_name, backend.kv_dtypes)))
+    raise CapacityError(
+        f"kv_cache_dtype {dtype_name(dtype)} is not there for backend {backend.name}: it has {there}"
+    )
 
 
 def _require_gpus(gpus: int) -> None:

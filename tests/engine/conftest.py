@@ -81,10 +81,10 @@ def library_for(processor: str) -> Library:
 
 
 @pytest.fixture(scope="session")
-def runner_of() -> Callable[[Transformer, int], TransformerRunner]:
-    """A runner over a fresh float32 cache of so many blocks of four positions."""
+def runner_of() -> Callable[..., TransformerRunner]:
+    """A runner over a fresh cache of so many blocks of four positions, float32 unless said."""
 
-    def make(model: Transformer, blocks: int) -> TransformerRunner:
+    def make(model: Transformer, blocks: int, dtype: torch.dtype = torch.float32) -> TransformerRunner:
         config = model.config
         layout = KVLayout(
             model_digest="test",
@@ -92,7 +92,7 @@ def runner_of() -> Callable[[Transformer, int], TransformerRunner]:
             kv_heads=config.kv_heads,
             head_dim=config.head_dim,
             block_size=BLOCK_SIZE,
-            dtype=torch.float32,
+            dtype=dtype,
         )
         return TransformerRunner(model, KVCache(layout, blocks))
 

@@ -123,6 +123,7 @@ def test_the_longest_sequence_is_bounded_by_the_model_the_operator_and_the_pool(
         ({"num_blocks": 7}, 7 * BLOCK_BYTES - 1, f"{7 * BLOCK_BYTES} bytes .* {7 * BLOCK_BYTES - 1}"),
         ({"kv_bytes": GIB + 1}, GIB, f"{GIB + 1} bytes .* {GIB}"),
         ({"swap_bytes": GIB, "num_blocks": 1}, GIB, f"{GIB} bytes of swap space .* {GIB - BLOCK_BYTES}"),
+        ({"kv_dtype": torch.float8_e4m3fn}, GIB, "kv_cache_dtype fp8 .* cpu: it has bfloat16, float32, int8"),
         ({"swap_bytes": 4}, GIB, f"4 bytes of swap space hold no block of {BLOCK_BYTES}"),
     ],
 )

@@ -73,11 +73,12 @@ def test_block_bytes_count_all_layers_keys_and_values():
     assert replace(LAYOUT, dtype=torch.bfloat16).block_bytes() == 3 * 2 * 4 * 2 * 8 * 2
 
 
-def test_block_bytes_of_int8_count_a_float32_for_each_head_of_each_position():
-    assert replace(LAYOUT, dtype=torch.int8).block_bytes() == 3 * 2 * 4 * 2 * (8 + 4)
+@pytest.mark.parametrize("dtype", [torch.int8, torch.float8_e4m3fn])
+def test_a_block_of_bytes_has_a_float32_for_each_head_of_each_position(dtype):
+    assert replace(LAYOUT, dtype=dtype).block_bytes() == 3 * 2 * 4 * 2 * (8 + 4)
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.int8])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.int8, torch.float8_e4m3fn])
 def test_a_block_is_one_run_of_bytes_and_nobody_elses(dtype):
     cache = KVCache(replace(LAYOUT, dtype=dtype), num_blocks=5)
     zeros = bytes(cache.layout.block_bytes())
@@ -87,7 +88,7 @@ def test_a_block_is_one_run_of_bytes_and_nobody_elses(dtype):
     assert bytes(cache.block_view(2)) == values.view(torch.uint8).numpy().tobytes()
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.int8])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.int8, torch.float8_e4m3fn])
 def test_bytes_written_through_the_view_are_the_blocks_values(dtype):
     cache = KVCache(replace(LAYOUT, dtype=dtype), num_blocks=3)
     values = torch.arange(cache.tensor[1].numel()).remainder(89).to(dtype)

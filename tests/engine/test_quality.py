@@ -50,3 +50,10 @@ def test_weights_that_are_packed_without_calibration_keep_within_their_bound(mod
     with model_of(mode) as path:
         options = {"dtype": torch.bfloat16, "quantization": MODES[mode], "threads": 2, "path": path}
         assert likelihood(few, **options) == pytest.approx(FLOAT32_NATS[len(few)], rel=bound)
+
+
+def test_keys_and_values_in_fp8_cost_little():
+    """Rounded as on a GPU, in a cache that the compiled kernels have: fewer tokens, since each takes longer so."""
+    few = IDS[:300]
+    found = likelihood(few, dtype=torch.bfloat16, kv_dtype=torch.float8_e4m3fn, threads=2)
+    assert found == pytest.approx(FLOAT32_NATS[len(few)], rel=0.005)

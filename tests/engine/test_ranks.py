@@ -22,6 +22,7 @@ from engine.runner import TransformerRunner
 from tests.engine.conftest import BLOCK_SIZE
 from tests.engine.test_model_gguf import write_model
 from tests.fakes.batches import BatchItem, batch_of
+from tests.fakes.lagging_lane import LaggingLane
 from tests.fakes.ranks import ThreadRanks
 
 SMALL = {
@@ -152,7 +153,7 @@ def test_ranks_on_the_kernels_of_a_gpu_say_what_one_says(folder_of, dots_in_orde
     def on_own_heads(collective):
         model = load_model(path, backend, 64, mode, collective=collective)
         cache = StagedKVCache(
-            layout_of(model.config, torch.float32), BLOCKS, torch.device("cpu"), share=collective.share
+            layout_of(model.config, torch.float32), BLOCKS, LaggingLane(), share=collective.share
         )
         return TransformerRunner(model, cache).run(batch)
 
@@ -170,7 +171,7 @@ def test_a_block_of_host_memory_has_the_heads_of_all_ranks(staged):
     memory = mmap.mmap(-1, BLOCKS * layout.block_bytes())
     shares = [Share(rank=rank, size=2) for rank in range(2)]
     if staged:
-        caches = [StagedKVCache(layout, BLOCKS, torch.device("cpu"), memory, share) for share in shares]
+        caches = [StagedKVCache(layout, BLOCKS, LaggingLane(), memory, share) for share in shares]
     else:
         caches = [KVCache(layout, BLOCKS, memory, share) for share in shares]
     content = torch.randn(layout.block_shape())

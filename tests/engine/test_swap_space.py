@@ -10,6 +10,7 @@ from engine.cache.staged_cache import StagedKVCache
 from engine.cache.swap_space import SwapSpace
 from engine.scheduling.headroom import DECAY, RISE, Headroom
 from tests.fakes.hash_model import hash_layout
+from tests.fakes.lagging_lane import LaggingLane
 
 BLOCKS, PLACES = 8, 5
 
@@ -25,8 +26,8 @@ def bytes_of(cache, block):
     st.booleans(),
 )
 def test_what_is_stored_comes_back_as_it_was_and_nothing_is_lost(events, staged):
-    device = torch.device("cpu")
-    cache = StagedKVCache(hash_layout(), BLOCKS, device) if staged else KVCache(hash_layout(), BLOCKS)
+    layout = hash_layout()
+    cache = StagedKVCache(layout, BLOCKS, LaggingLane()) if staged else KVCache(layout, BLOCKS)
     swap, kept = SwapSpace(cache, PLACES), {}
     for turn, (event, name, count) in enumerate(events):
         who = (name, 1, 0)

@@ -7,7 +7,6 @@ import pytest
 import torch
 
 from benchmarks.gpu_checks import Place, checks
-from engine.kernels.triton.blocks import waves
 
 PLACE = Place(device=torch.device("cpu"), large=False, dtypes=(torch.float32, torch.float16, torch.bfloat16))
 
@@ -15,8 +14,3 @@ PLACE = Place(device=torch.device("cpu"), large=False, dtypes=(torch.float32, to
 @pytest.mark.parametrize("check", list(checks(PLACE)), ids=lambda check: check.name)
 def test_kernel_keeps_within_its_bound(check, dots_in_order):
     assert check.run() <= 1
-
-
-def test_copies_that_touch_each_other_are_not_done_at_once():
-    copies = [(0, 5), (0, 6), (5, 1), (2, 5), (3, 4), (1, 3)]
-    assert list(waves(copies)) == [[(0, 5), (0, 6)], [(5, 1)], [(2, 5), (3, 4)], [(1, 3)]]

@@ -32,9 +32,9 @@ CONFIGS = {
 PROMPT = [3, 17, 5, 60, 2, 44, 44, 8, 61]
 
 
-def generate(path, backend, runner_of, steps, quantization=Quantization.NONE):
+def generate(path, backend, runner_of, steps, kv_dtype=torch.float32, quantization=Quantization.NONE):
     """(logits of each token said [1, vocab], greedy tokens): the prompt in the given steps, then one at a time."""
-    runner = runner_of(load_model(path, backend, 32, quantization), 8)
+    runner = runner_of(load_model(path, backend, 32, quantization), 8, kv_dtype)
     tokens, logits, first = list(PROMPT), [], 0
     for count in steps:
         item = BatchItem(
@@ -50,19 +50,27 @@ def generate(path, backend, runner_of, steps, quantization=Quantization.NONE):
     return torch.cat(logits), tokens[len(PROMPT) :]
 
 
-@pytest.mark.parametrize("name", CONFIGS)
+@pytest.mark.parametrize(
+    ("name", "kv_dtype"),
+    [
+        ("norms of heads", torch.float32),
+        ("window and biases", torch.int8),
+        ("norms of heads", torch.float8_e4m3fn),
+    ],
+)
 def test_a_model_says_what_it_says_on_the_reference_backend(
-    name, random_model_of, runner_of, tmp_path, dots_in_order
+    name, kv_dtype, random_model_of, runner_of, tmp_path, dots_in_order
 ):
     random_model_of(CONFIGS[name]).save_pretrained(tmp_path)
     steps = [len(PROMPT), 1, 1]
-    wanted, tokens = generate(tmp_path, ReferenceBackend(torch.float32), runner_of, steps)
+    wanted, tokens = generate(tmp_path, ReferenceBackend(torch.float32), runner_of, steps, kv_dtype)
     tested = TritonBackend(torch.float32, torch.device("cpu"))
-    got, same_tokens = generate(tmp_path, tested, runner_of, steps)
+    got, same_tokens = generate(tmp_path, tested, runner_of, steps, kv_dtype)
     assert same_tokens == tokens
     torch.testing.assert_close(got, wanted, atol=1e-4, rtol=1e-4)
-    in_chunks, _ = generate(tmp_path, tested, runner_of, [4, 5, 1, 1])
-    assert torch.equal(in_chunks, got)
+    for backend, whole in ((tested, got), (ReferenceBackend(torch.float32), wanted)):
+        in_chunks, _ = generate(tmp_path, backend, runner_of, [4, 5, 1, 1], kv_dtype)
+        assert torch.equal(in_chunks, whole)
 
 
 @pytest.mark.parametrize("packing", PACKINGS.values(), ids=PACKINGS)
@@ -74,7 +82,7 @@ def test_packed_weights_say_what_the_same_floats_say(
     write_packed_folder(tmp_path / "floats", tmp_path / "packed", packing)
     wanted, tokens = generate(tmp_path / "packed", ReferenceBackend(torch.float32), runner_of, [9])
     tested = TritonBackend(torch.float32, torch.device("cpu"))
-    got, same_tokens = generate(tmp_path / "packed", tested, runner_of, [9], Quantization.STORED)
+    got, same_tokens = generate(tmp_path / "packed", tested, runner_of, [9], quantization=Quantization.STORED)
     assert same_tokens == tokens
     torch.testing.assert_close(got, wanted, atol=1e-4, rtol=1e-4)
 

@@ -18,6 +18,7 @@ from tensor_parallel.channel import Channel
 from tensor_parallel.followers import ProcessFollowers
 from tensor_parallel.group import TorchCollective
 from tensor_parallel.wire import Loaded, Ready, Refused, Stop, ToHost, encode
+from tests.fakes.lagging_lane import LaggingLane
 
 STALL_S = 0.4
 LAYOUT = KVLayout(model_digest="", layers=2, kv_heads=4, head_dim=6, block_size=2, dtype=torch.float32)
@@ -133,9 +134,9 @@ class Told:
 
 
 def test_on_devices_every_rank_copies_its_heads_and_all_wait():
-    memory, device = mmap.mmap(-1, 4 * LAYOUT.block_bytes()), torch.device("cpu")
-    second = StagedKVCache(LAYOUT, 4, device, memory, Share(rank=1, size=2))
-    first = LedStagedCache(LAYOUT, 4, device, memory, Told(Follower(None, second).do))
+    memory = mmap.mmap(-1, 4 * LAYOUT.block_bytes())
+    second = StagedKVCache(LAYOUT, 4, LaggingLane(), memory, Share(rank=1, size=2))
+    first = LedStagedCache(LAYOUT, 4, LaggingLane(), memory, Told(Follower(None, second).do))
     content = torch.randn(LAYOUT.block_shape())
     first.tensor[3], second.tensor[3] = content[..., :2, :], content[..., 2:, :]
     first.to_host([3])

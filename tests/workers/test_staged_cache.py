@@ -1,21 +1,20 @@
 """Workers whose blocks are on a device: what is handed over, and nothing else, goes through host memory."""
 
 from dataclasses import replace
-from functools import partial
 
 import pytest
-import torch
 
 from engine.cache.staged_cache import StagedKVCache
 from service.reports import ReservedReport
 from tests.fakes.hash_model import golden
+from tests.fakes.lagging_lane import LaggingLane
 
 SCOPE = b"s" * 16
 
 
 @pytest.fixture
 def bench(bench_of):
-    return bench_of(cache_of=partial(StagedKVCache, device=torch.device("cpu")))
+    return bench_of(cache_of=lambda layout, blocks: StagedKVCache(layout, blocks, LaggingLane()))
 
 
 def hand_over(bench, order):

@@ -34,6 +34,7 @@ class CpuBackend:
     """
 
     name = "cpu"
+    kv_dtypes = frozenset({torch.float32, torch.bfloat16, torch.int8})
 
     def __init__(self, dtype: torch.dtype, crew: Crew) -> None:
         assert dtype in {torch.float32, torch.bfloat16}, dtype

@@ -12,7 +12,7 @@ import torch
 
 from engine.collective import ALONE, Collective
 from engine.kernels.backend import AttentionMeta, Decoder, DecoderWeights, PackedLinear, scale_elements
-from engine.kernels.composed import ComposedDecoder
+from engine.kernels.composed import Angles, ComposedDecoder
 from engine.kernels.cpu.backend import CpuBackend
 from engine.kernels.cpu.library import SUFFIXES, PackedWeight, check
 from engine.kernels.cpu.structures import Cache, Linear, Queries
@@ -73,6 +73,19 @@ class CpuOperations(CpuBackend):
         out = x.clone()
         self._kernels["add_rms_norm"](out.data_ptr(), residual.data_ptr(), weight.data_ptr(), eps, *x.shape)
         return out
+
+    def rotate_and_write(
+        self,
+        q: torch.Tensor,
+        k: torch.Tensor,
+        v: torch.Tensor,
+        angles: Angles,
+        kv: torch.Tensor,
+        layer: int,
+        slots: torch.Tensor,
+    ) -> None:
+        self.rotary(q, k, *angles)
+        self.write_kv(kv, layer, k, v, slots)
 
     def rotary(
         self, q: torch.Tensor, k: torch.Tensor, positions: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor

@@ -13,14 +13,16 @@ import torch
 import triton
 import triton.language as tl
 
-from engine.kernels.backend import AttentionMeta
+from engine.kernels.backend import CODE_MAX, AttentionMeta
+from engine.kernels.triton.codes import coding, factors_of, load_scale, stored
 from engine.kernels.triton.launch import EXACT, dot_type
 from engine.kernels.triton.tiles import AttentionTile, attention_tile
 
 CHUNK = 256
+"""Positions whose keys are folded as one: a multiple of every tile's keys."""
+
 SPLIT_BYTES_MAX = 256 * 1024 * 1024
 """Of what split attention keeps between its two passes; beyond it one pass does the whole, with the same bits."""
-"""Positions whose keys are folded as one: a multiple of every tile's keys."""
 
 _LOG2_E = 1.4426950408889634
 
@@ -30,7 +32,7 @@ def attention(
 ) -> torch.Tensor:
     """q float [T, heads, d], rows contiguous in themselves -> a new tensor like it. See Operations.attention.
 
-    Queries and softmax weights are rounded to the cache's dtype; sums are float32.
+    Queries and softmax weights are rounded to the cache's dtype, or to bfloat16 if that is bytes; sums are float32.
     """
     rows, heads, dim = q.shape
     sequences, table_width = meta.block_tables.shape
@@ -41,7 +43,7 @@ def attention(
     assert q.stride()[1:] == (dim, 1) and kv.is_contiguous(), (q.stride(), kv.stride())
     out = torch.empty(q.shape, dtype=q.dtype, device=q.device)
     shape = geometry(kv, dim, group, tile, windowed=window is not None)
-    places = (q, kv[:, layer], meta.query_starts, meta.context_lengths, meta.block_tables)
+    places = (q, stored(kv)[:, layer], meta.query_starts, meta.context_lengths, meta.block_tables)
     numbers = (q.stride(0), kv.stride(0), kv.stride(2), table_width, scale * _LOG2_E, window or 0)
     options = {"num_warps": tile.warps, "num_stages": tile.stages, **EXACT}
     chunks = triton.cdiv(table_width * kv.shape[3], CHUNK)
@@ -86,7 +88,8 @@ def geometry(
         "ROWS": tile.rows,
         "KEYS": tile.keys,
         "CHUNK": CHUNK,
-        "DOT": dot_type(kv.dtype),
+        "DOT": dot_type(torch.bfloat16 if kv.dtype in CODE_MAX else kv.dtype),
+        **coding(kv, dim),
     }
 
 
@@ -116,6 +119,8 @@ def attend_whole(
     KEYS: tl.constexpr,
     CHUNK: tl.constexpr,
     DOT: tl.constexpr,
+    ROW: tl.constexpr,
+    CODES: tl.constexpr,
 ) -> None:
     """One program for some tokens of a sequence and the query heads of one key head. Grid: (T // tokens + S, KV_HEADS),
     so that every sequence has its last, partly filled tile."""
@@ -148,13 +153,13 @@ def attend_whole(
     total = tl.full([ROWS], 0.0, tl.float32)
     mixed = tl.full([ROWS, DIM_PADDED], 0.0, tl.float32)
     PER_CHUNK: tl.constexpr = CHUNK // KEYS
-    keys = kv + kv_head * DIM
+    keys = kv + kv_head * ROW
     table = block_tables + sequence.to(tl.int64) * table_stride
     for chunk in range(first // PER_CHUNK, (end + PER_CHUNK - 1) // PER_CHUNK):
         chunk_peak, chunk_total, chunk_mixed = _chunk(
             queries, position, keys, table, tl.maximum(first, chunk * PER_CHUNK),
             tl.minimum(end, (chunk + 1) * PER_CHUNK), context, block_stride, half, scale, window,
-            BLOCK_SIZE, KV_HEADS, DIM, DIM_PADDED, WINDOWED, ROWS, KEYS, DOT,
+            BLOCK_SIZE, KV_HEADS, DIM, DIM_PADDED, WINDOWED, ROWS, KEYS, DOT, ROW, CODES,
         )  # fmt: skip
         peak, total, mixed = _fold(peak, total, mixed, chunk_peak, chunk_total, chunk_mixed)
     out_row = out + (row * (KV_HEADS * GROUP * DIM) + head_place)[:, None] + dims[None, :]
@@ -188,6 +193,8 @@ def attend_split(
     KEYS: tl.constexpr,
     CHUNK: tl.constexpr,
     DOT: tl.constexpr,
+    ROW: tl.constexpr,
+    CODES: tl.constexpr,
 ) -> None:
     """One program for one chunk of the one row that each sequence has. Grid: (S, KV_HEADS, chunks).
 
@@ -216,8 +223,8 @@ def attend_split(
     end = tl.minimum((context + KEYS - 1) // KEYS, (chunk + 1) * PER_CHUNK)
     table = block_tables + sequence.to(tl.int64) * table_stride
     peak, total, mixed = _chunk(
-        queries, position, kv + kv_head * DIM, table, first, end, context, block_stride, half, scale, window,
-        BLOCK_SIZE, KV_HEADS, DIM, DIM_PADDED, WINDOWED, ROWS, KEYS, DOT,
+        queries, position, kv + kv_head * ROW, table, first, end, context, block_stride, half, scale, window,
+        BLOCK_SIZE, KV_HEADS, DIM, DIM_PADDED, WINDOWED, ROWS, KEYS, DOT, ROW, CODES,
     )  # fmt: skip
     place = (row * (KV_HEADS * GROUP) + head) * chunks + chunk
     peaks = weight_out + place
@@ -303,6 +310,8 @@ def _chunk(
     ROWS: tl.constexpr,
     KEYS: tl.constexpr,
     DOT: tl.constexpr,
+    ROW: tl.constexpr,
+    CODES: tl.constexpr,
 ) -> tl.tensor:
     """Softmax over the key tiles [first, end) alone: (peaks [ROWS], totals [ROWS], mixed values [ROWS, DIM_PADDED]).
 
@@ -316,11 +325,13 @@ def _chunk(
         key = tile * KEYS + tl.arange(0, KEYS)
         there = key < context
         block = tl.load(table + key // BLOCK_SIZE, mask=there, other=0).to(tl.int64)
-        place = block * block_stride + (key % BLOCK_SIZE) * (KV_HEADS * DIM)
+        place = block * block_stride + (key % BLOCK_SIZE) * (KV_HEADS * ROW)
         k = tl.load(
-            keys + place[None, :] + dims[:, None], mask=there[None, :] & (dims < DIM)[:, None], other=0.0
-        ).to(DOT)
-        scores = tl.dot(queries, k, input_precision="ieee") * scale
+            keys + place[None, :] + dims[:, None], mask=there[None, :] & (dims < DIM)[:, None], other=0
+        )
+        scores = tl.dot(queries, factors_of(k, CODES, DOT), input_precision="ieee") * scale
+        if CODES != "":
+            scores = scores * load_scale(keys + place, there, DIM)[None, :]
         seen = key[None, :] <= position[:, None]
         if WINDOWED:
             seen = seen & (key[None, :] > position[:, None] - window)
@@ -333,9 +344,12 @@ def _chunk(
         v = tl.load(
             keys + half + place[:, None] + dims[None, :],
             mask=there[:, None] & (dims < DIM)[None, :],
-            other=0.0,
-        ).to(DOT)
-        mixed = tl.dot(weights.to(DOT), v, mixed * shrink[:, None], input_precision="ieee")
+            other=0,
+        )
+        if CODES != "":
+            weights = weights * load_scale(keys + half + place, there, DIM)[None, :]
+        values = factors_of(v, CODES, DOT)
+        mixed = tl.dot(weights.to(DOT), values, mixed * shrink[:, None], input_precision="ieee")
         peak = higher
     return peak, total, mixed
 

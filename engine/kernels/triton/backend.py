@@ -13,6 +13,7 @@ import triton
 
 from engine.collective import ALONE, Collective
 from engine.kernels.backend import (
+    CODE_MAX,
     AttentionMeta,
     Decoder,
     DecoderWeights,
@@ -22,7 +23,7 @@ from engine.kernels.backend import (
     QuantizedWeight,
     dtype_name,
 )
-from engine.kernels.composed import ComposedDecoder
+from engine.kernels.composed import Angles, ComposedDecoder
 from engine.kernels.triton import heads, rows
 from engine.kernels.triton.attention import attention
 from engine.kernels.triton.launch import interpreted
@@ -35,11 +36,13 @@ class TritonBackend:
     """Row-invariant over any batch and chunking: every sum has one order, in tiles of one shape.
 
     float32: products are IEEE, without TensorFloat-32. bfloat16: products round both factors to bfloat16 and sum in
-    float32. A quantized weight is used as it is, with its input rounded to `dtype` rather than to bytes. Within one
+    float32. Attention over a cache of bytes takes these in bfloat16, and multiplies with their scales afterwards.
+    A quantized weight is used as it is, with its input rounded to `dtype` rather than to bytes. Within one
     sequence, keys or values that are not finite may spoil rows before them that share a tile.
     """
 
     name = "triton"
+    kv_dtypes = frozenset({torch.float32, torch.bfloat16, *CODE_MAX})
 
     def __init__(self, dtype: torch.dtype, device: torch.device) -> None:
         assert dtype in {torch.float32, torch.bfloat16}, dtype
@@ -85,15 +88,17 @@ class TritonBackend:
     ) -> torch.Tensor:
         return rows.add_rms_norm(x, residual, weight, eps)
 
-    def rotary(
-        self, q: torch.Tensor, k: torch.Tensor, positions: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor
+    def rotate_and_write(
+        self,
+        q: torch.Tensor,
+        k: torch.Tensor,
+        v: torch.Tensor,
+        angles: Angles,
+        kv: torch.Tensor,
+        layer: int,
+        slots: torch.Tensor,
     ) -> None:
-        heads.rotate(q, k, positions, cos, sin)
-
-    def write_kv(
-        self, kv: torch.Tensor, layer: int, k: torch.Tensor, v: torch.Tensor, slots: torch.Tensor
-    ) -> None:
-        heads.write(kv, layer, k, v, slots)
+        heads.rotate_and_write(q, k, v, angles, kv, layer, slots)
 
     def attention(
         self,

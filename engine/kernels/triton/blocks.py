@@ -1,9 +1,7 @@
-"""Whole blocks from place to place: copies within the cache, and to and from what is handed over.
+"""Whole blocks from place to place: to and from what is handed over or given up.
 
-Called by whoever owns the cache on the device. Knows bytes and block ids; never what is in them.
+Called by the lane of copies. Knows bytes and block ids; never what is in them.
 """
-
-from collections.abc import Iterator, Sequence
 
 import torch
 import triton
@@ -13,13 +11,6 @@ from engine.kernels.triton.launch import EXACT
 
 WORDS = 4096
 """Four-byte words of one program."""
-
-
-def copy_blocks(kv: torch.Tensor, copies: Sequence[tuple[int, int]]) -> None:
-    """Copy block `source` to block `target` for each pair of ids, as if in this order. kv: contiguous [blocks, ...]."""
-    for wave in waves(copies):
-        sources, targets = torch.tensor(wave, dtype=torch.int64).T.contiguous().to(kv.device)
-        _move(kv, sources, kv, targets)
 
 
 def gather_blocks(kv: torch.Tensor, blocks: torch.Tensor) -> torch.Tensor:
@@ -33,20 +24,6 @@ def scatter_blocks(kv: torch.Tensor, blocks: torch.Tensor, values: torch.Tensor)
     """Put `values` [n, ...] into these blocks, no two of them the same. blocks: int64 [n], on kv's device."""
     assert values.shape[1:] == kv.shape[1:] and values.dtype == kv.dtype, (values.shape, values.dtype)
     _move(values, torch.arange(len(blocks), device=kv.device), kv, blocks)
-
-
-def waves(copies: Sequence[tuple[int, int]]) -> Iterator[list[tuple[int, int]]]:
-    """Runs of copies that do not touch each other's blocks, so that they may be done at once."""
-    wave: list[tuple[int, int]] = []
-    for source, target in copies:
-        written = {earlier for _, earlier in wave}
-        read = {earlier for earlier, _ in wave}
-        if source in written or target in written | read:
-            yield wave
-            wave = []
-        wave.append((source, target))
-    if wave:
-        yield wave
 
 
 @triton.jit

@@ -33,7 +33,7 @@ class LinearTile:
 
 def attention_tile(dtype: torch.dtype, dim: int) -> AttentionTile:
     """dtype: of the cache; dim: of a head."""
-    return _ATTENTION[dtype.itemsize, dim > 128]
+    return _ATTENTION[max(2, dtype.itemsize), dim > 128]
 
 
 def linear_tile(dtype: torch.dtype) -> LinearTile:
@@ -52,7 +52,7 @@ _ATTENTION = {
     (4, False): AttentionTile(rows=32, keys=16, warps=8, stages=1),
     (4, True): AttentionTile(rows=32, keys=16, warps=8, stages=1),
 }
-"""By bytes of an element, and whether a head is wider than 128."""
+"""By bytes of what is multiplied, and whether a head is wider than 128. Bytes of a cache are multiplied as bfloat16."""
 
 LINEAR = {
     2: (

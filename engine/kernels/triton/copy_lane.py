@@ -1,0 +1,51 @@
+"""A lane of copies on a GPU: a stream of its own, pinned host memory, whole blocks gathered and scattered at once."""
+
+from collections.abc import Sequence
+
+import torch
+
+from engine.cache.copy_lane import Mark
+from engine.kernels.triton.blocks import gather_blocks, scatter_blocks
+
+
+class CudaMark:
+    """See copy_lane.Mark."""
+
+    def __init__(self, event: torch.cuda.Event) -> None:
+        self.event = event
+
+    def wait(self) -> None:
+        self.event.synchronize()
+
+
+class CudaCopyLane:
+    """See CopyLane. What a copy needs on the device besides is taken from the stream's own memory, so that it is not
+    used again before the copy is done."""
+
+    def __init__(self, device: torch.device) -> None:
+        self.device = device
+        self._stream = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
+
+    def host_memory(self, shape: Sequence[int], dtype: torch.dtype) -> torch.Tensor:
+        return torch.empty(tuple(shape), dtype=dtype, pin_memory=True)
+
+    def after_steps(self) -> None:
+        self._stream.wait_stream(torch.cuda.current_stream(self.device))
+
+    def gather(self, kv: torch.Tensor, blocks: Sequence[int], to: torch.Tensor) -> Mark:
+        with torch.cuda.stream(self._stream):
+            to.copy_(gather_blocks(kv, self._ids(blocks)), non_blocking=True)
+            return CudaMark(self._stream.record_event())
+
+    def scatter(self, kv: torch.Tensor, blocks: Sequence[int], values: torch.Tensor) -> Mark:
+        with torch.cuda.stream(self._stream):
+            scatter_blocks(kv, self._ids(blocks), values.to(self.device, non_blocking=True))
+            return CudaMark(self._stream.record_event())
+
+    def steps_after(self, mark: Mark) -> None:
+        assert isinstance(mark, CudaMark), mark
+        torch.cuda.current_stream(self.device).wait_event(mark.event)
+
+    def _ids(self, blocks: Sequence[int]) -> torch.Tensor:
+        """Pinned, since a copy of other memory waits for the stream."""
+        return torch.tensor(blocks, dtype=torch.int64).pin_memory().to(self.device, non_blocking=True)

@@ -1,0 +1,74 @@
+"""Sampling on a device, in Triton's interpreter: a row goes to the host where it must, and the answer is the host's."""
+
+import numpy as np
+import pytest
+import torch
+
+from engine.device_sampler import DeviceSampler
+from engine.distribution import PlainSampling
+from engine.errors import NonFiniteLogits
+from engine.kernels.triton.sampling import draw
+from engine.sampling import Rule, Sampler
+from engine.sequence import SamplingParams
+
+SEEDED = SamplingParams(temperature=0.9, top_p=0.8, seed=11)
+
+
+@pytest.fixture
+def drawn_there():
+    """Places of the rows that were drawn on the device, call by call."""
+    return []
+
+
+@pytest.fixture
+def sampler(drawn_there):
+    def watched(logits, places, *wishes):
+        drawn_there.append(places)
+        return draw(logits, places, *wishes)
+
+    return DeviceSampler(PlainSampling(), watched)
+
+
+def logits_of(rows, vocab=60):
+    return 2 * torch.randn(rows, vocab, generator=torch.Generator().manual_seed(5))
+
+
+def test_rows_that_want_more_than_a_token_of_the_models_own_are_drawn_on_the_host(sampler, drawn_there):
+    logits = logits_of(7)
+    allowed = np.array([1 << 4 | 1 << 9, 0], np.int32)
+    params = [
+        SEEDED,
+        SEEDED,
+        SamplingParams(logprobs=0),
+        SamplingParams(temperature=1.0, seed=2, logprobs=4),
+        SEEDED,
+        SamplingParams(temperature=1.2, seed=8, min_p=0.1),
+        SamplingParams(candidates=2),
+    ]
+    rules = {1: Rule(allowed=allowed), 4: Rule(banned=frozenset({int(logits[4].argmax())}))}
+    positions = [3, 4, 1, 9, 7, 2**63, 0]
+    asked = (logits, params, positions, rules)
+    assert sampler.sample(*asked) == Sampler().sample(*asked)
+    assert drawn_there == [[0, 2, 5]]
+
+
+def test_where_every_row_needs_the_host_nothing_is_drawn_on_the_device(sampler, drawn_there):
+    asked = (logits_of(1), [SamplingParams(logprobs=2)], [0])
+    assert sampler.sample(*asked) == Sampler().sample(*asked)
+    assert drawn_there == []
+
+
+def test_broken_rows_of_both_kinds_are_named_together(sampler):
+    logits = logits_of(5)
+    logits[1, 7], logits[2], logits[4, 0] = torch.nan, -torch.inf, torch.inf
+    with pytest.raises(NonFiniteLogits) as refusal:
+        sampler.sample(logits, [SamplingParams(logprobs=at % 2 * 3) for at in range(5)], range(5))
+    assert refusal.value.rows == (1, 2, 4)
+
+
+def test_a_row_is_drawn_alike_in_any_company(sampler):
+    logits = logits_of(4)
+    params = [SamplingParams(temperature=1.5, seed=at) for at in range(4)]
+    together = sampler.sample(logits, params, range(4))
+    alone = [sampler.sample(logits[at : at + 1], [params[at]], [at])[0] for at in (3, 0)]
+    assert alone == [together[3], together[0]]
