@@ -31,10 +31,11 @@ from decode_worker.worker import DecodeWorker
 from engine.cache.block_pool import BlockPool
 from engine.cache.kv_cache import KVCache
 from engine.cache.layout import KVLayout
-from engine.core import EngineCore, StepResult
+from engine.core import EngineCore
 from engine.kernels.select import choose_backend
 from engine.loop import EngineLoop
 from engine.policy import Plan, View
+from engine.results import StepResult
 from engine.runner import TransformerRunner
 from engine.sampling import Sampler
 from kvtransfer.events import Closed, Opened, Received

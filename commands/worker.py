@@ -21,11 +21,11 @@ import structlog
 from commands.ranks import cores_of, following, threads_of
 from crossdock.worker.v1 import worker_pb2 as pb
 from engine.assembly import Engine, assemble
-from engine.core import StepResult
 from engine.kernels.core_share import CoreShare
 from engine.loop import EngineLoop, InboxFull
 from engine.policy import Policy
 from engine.progress import Progress
+from engine.results import StepResult
 from engine.wishes import EngineWishes
 from kvtransfer.counters import COMMITTED_OVER
 from kvtransfer.desk import End, TicketDesk

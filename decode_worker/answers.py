@@ -11,7 +11,8 @@ from decode_worker.reservations import Reservation
 from decode_worker.search import Search, reports_of
 from engine.cache.block_pool import Credit
 from engine.cache.block_table import BlockTable
-from engine.core import EngineCore, Output
+from engine.core import EngineCore
+from engine.results import Output
 from engine.sampling import Sampled
 from engine.sequence import EndReason, Sequence, SequenceId
 from kvtransfer.events import FirstTokens

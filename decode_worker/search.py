@@ -11,7 +11,8 @@ from engine.adjustments import Adjustments
 from engine.cache.block_pool import Credit
 from engine.cache.block_table import BlockTable
 from engine.cache.prefix_chain import PrefixChain
-from engine.core import EngineCore, Output
+from engine.core import EngineCore
+from engine.results import Output
 from engine.sampling import Sampled
 from engine.sequence import PREEMPTIONS_MAX, SamplingParams, Sequence, StopRules
 from service.orders import SequenceOrder

@@ -17,7 +17,8 @@ from engine.cache.block_pool import Credit, Ledger
 from engine.cache.block_table import BlockTable
 from engine.cache.kv_cache import KVCache
 from engine.constraint import Constraint
-from engine.core import EngineCore, Output, StepResult
+from engine.core import EngineCore
+from engine.results import Output, StepResult
 from engine.scheduling.admission import Room
 from engine.sequence import Sequence, SequenceId, State
 from kvtransfer.errors import Overloaded, Reason, TicketRefused

@@ -86,6 +86,7 @@ def assemble(
         policy=policy,
         caching=wishes.caching,
         swap=_swap_space(wishes, cache, memory_bytes - num_blocks * layout.block_bytes()),
+        ahead=_ahead(wishes, loaded),
     )
     return Engine(
         config=loaded.config,
@@ -124,6 +125,16 @@ def _cache_and_runner(
     else:
         cache = LedStagedCache(layout, num_blocks, lane, memory, followers)
     return cache, LedRunner(TransformerRunner(loaded.model, cache), followers)
+
+
+def _ahead(wishes: EngineWishes, loaded: Loaded) -> bool:
+    """Ranks are told each token, which somebody must have read. Raises CapacityError."""
+    ranks = loaded.collective.share.size
+    if wishes.ahead and ranks > 1:
+        raise CapacityError(f"async_scheduling needs tensor_parallel_size 1, not {ranks}")
+    if wishes.ahead is None:
+        return ranks == 1 and loaded.backend.device.type == "cuda"
+    return wishes.ahead
 
 
 def _sampler(loaded: Loaded) -> Sampler:

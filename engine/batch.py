@@ -25,6 +25,25 @@ class BlockCopy:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Unread:
+    """Tokens of a batch that an earlier step draws and nobody has read. places: int64 [k], in T. indices: int64 [k],
+    which of the drawn ones they are. drawn: int64 [n], where they were drawn."""
+
+    places: Int64s
+    indices: Int64s
+    drawn: torch.Tensor
+
+    def put_into(self, token_ids: torch.Tensor) -> None:
+        """token_ids: of the batch or of one that begins with it, on the device of those that were drawn."""
+        places, indices = (torch.from_numpy(each) for each in (self.places, self.indices))
+        if self.drawn.device.type != "cpu":
+            places, indices = (
+                each.pin_memory().to(self.drawn.device, non_blocking=True) for each in (places, indices)
+            )
+        token_ids[places] = self.drawn[indices]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Batch:
     """All runs of one step, in order: S of them with T tokens together. At least one, each of consecutive tokens of one
     sequence, and at least one token.
@@ -33,7 +52,7 @@ class Batch:
     block size + offset. query_starts: int32 [S + 1], where each run begins in T, and T. context_lengths: int32 [S],
     tokens of the sequence up to the run's last one. block_tables: int32 [S, most blocks]; what a run does not need is
     -1 or a block of the same sequence. rows: int64 [n], ascending places in T whose logits are wanted. copies: done in
-    order, before anything is computed.
+    order, before anything is computed. unread: what token_ids do not hold.
     """
 
     token_ids: Int64s
@@ -44,6 +63,7 @@ class Batch:
     block_tables: Int32s
     rows: Int64s
     copies: tuple[BlockCopy, ...] = ()
+    unread: Unread | None = None
 
     def num_tokens(self) -> int:
         return len(self.token_ids)

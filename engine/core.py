@@ -1,18 +1,18 @@
 """The step: plan, run, commit.
 
 Owns the sequences of one engine and moves their blocks. Called on the step thread alone. A policy proposes; this
-file checks the proposal and is the one place where memory safety is asserted. Never waits, never talks to anybody,
-never asks who its caller is.
+file and `engine.binding`, which asserts memory safety, check the proposal. Never waits for anything but the device,
+never talks to anybody, never asks who its caller is.
 """
 
 from collections.abc import Sequence as Ordered
-from dataclasses import dataclass, replace
-from typing import NamedTuple, TypeAlias
+from dataclasses import replace
+from typing import TypeAlias
 
-import numpy as np
 import torch
 
-from engine.batch import Batch, BlockCopy, Int32s, ModelRunner, lay_out
+from engine.batch import ModelRunner
+from engine.binding import Binder
 from engine.block_rows import BlockRows
 from engine.cache.block_pool import BlockPool, Ledger
 from engine.cache.block_table import BlockTable, Owner, OwnerKind
@@ -20,8 +20,10 @@ from engine.cache.coming import Coming
 from engine.cache.prefix_chain import PrefixChain
 from engine.cache.swap_space import SwapSpace
 from engine.columns import rows_of
-from engine.draws import dead_ends, draw
+from engine.draws import begin, dead_ends, draw, foreseen
+from engine.flight import Flight
 from engine.policy import Plan, Policy, View
+from engine.results import Output, StepResult
 from engine.sampling import Sampled, Sampler
 from engine.scheduling.headroom import Headroom
 from engine.scheduling.pace import Pace
@@ -29,41 +31,16 @@ from engine.scoring import Scored, asked_of, limited, read_scores, with_scored_r
 from engine.sequence import EndReason, Event, Progress, Sequence, SequenceId, State
 from engine.views import SequenceViews
 
-
-class Output(NamedTuple):
-    """A token was sampled. position: its index among the sequence's tokens. twins: what was drawn for other choices at
-    the same position, in the order of the sequence's."""
-
-    sequence: Sequence
-    position: int
-    sampled: Sampled
-    twins: tuple[Sampled, ...] = ()
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class StepResult:
-    """What one step did. Empty when the policy found nothing that can run now. preempted: given up; those that are
-    DETACHED are here no more and own nothing, the others come back by themselves. scored: see `Sequence`. dead_ends:
-    finished, and not with a token: their constraints allowed none."""
-
-    progress: tuple[Progress, ...] = ()
-    outputs: tuple[Output, ...] = ()
-    preempted: tuple[Sequence, ...] = ()
-    scored: tuple[Scored, ...] = ()
-    dead_ends: tuple[Sequence, ...] = ()
-
-    def empty(self) -> bool:
-        return not self.progress and not self.preempted
-
-
 _Ends: TypeAlias = tuple[tuple[Output, ...], tuple[Sequence, ...]]
 """What was drawn, and the sequences for which nothing could be."""
+_NOTHING: _Ends = ((), ())
 
 
 class EngineCore:
     """Sequences in, tokens out. block_size: positions per block. caching: whether prefixes that are computed are kept
     for others. swap: host memory for those that are given up; without room in it they are given back to the caller.
-    headroom: to begin with."""
+    headroom: to begin with. ahead: whether a step is begun before anybody has read what the one before it drew, where
+    that is possible; a step then tells what the one before has drawn."""
 
     def __init__(
         self,
@@ -76,6 +53,7 @@ class EngineCore:
         caching: bool = True,
         swap: SwapSpace | None = None,
         headroom: Headroom = Headroom(),  # noqa: B008 (a value)
+        ahead: bool = False,
     ) -> None:
         self.pool = pool
         self._block_size = block_size
@@ -89,10 +67,14 @@ class EngineCore:
         self._waiting: dict[SequenceId, Sequence] = {}
         self._running: dict[SequenceId, Sequence] = {}
         self._swapped: dict[SequenceId, Sequence] = {}
+        self._ending: dict[SequenceId, Sequence] = {}
         self._finished: dict[SequenceId, Sequence] = {}
+        self._ahead = ahead
+        self._flight: Flight | None = None
         self._rows = BlockRows()
         self._coming = Coming()
         self._views = SequenceViews(pool, block_size, self._coming)
+        self._binder = Binder(pool, block_size, self._rows, self._views)
 
     def chain(self, scope: bytes) -> PrefixChain:
         """For a new sequence. scope: see `PrefixChain`."""
@@ -117,7 +99,7 @@ class EngineCore:
 
     def detach(self, sequence_id: SequenceId) -> Sequence:
         """Take a sequence out, in whatever state. The caller now answers for its table and its credit."""
-        for group in (self._waiting, self._running, self._swapped, self._finished):
+        for group in (self._waiting, self._running, self._swapped, self._ending, self._finished):
             if sequence_id in group:
                 if group is self._swapped:
                     self._swap_space().drop(sequence_id)
@@ -130,8 +112,8 @@ class EngineCore:
         raise AssertionError(f"sequence {sequence_id} is not here")
 
     def idle(self) -> bool:
-        """Nothing waits, nothing runs and nothing is swapped out."""
-        return not self._waiting and not self._running and not self._swapped
+        """Nothing waits, nothing runs, nothing is swapped out and nothing is left to be read."""
+        return not (self._waiting or self._running or self._swapped or self._flight)
 
     def view(self) -> View:
         return View(
@@ -177,26 +159,68 @@ class EngineCore:
 
     def step(self, now: float) -> StepResult:
         """One round. Raises NonFiniteLogits for a model that computed no numbers."""
+        earlier, self._flight = self._flight, None
+        if earlier is not None and not self._foreseen():
+            return self._told(earlier)
         view = self.view()
         plan = self._policy.plan(view, now)
+        if earlier is not None and plan.preempt:  # what is given up has no token that nobody knows
+            return self._told(earlier)
         preempted = tuple(self._preempt(self._running[each]) for each in plan.preempt)
         runs = limited(self._prepare(plan, view))
         if runs or preempted:
             self._headroom = self._headroom.after_step(len(preempted))
         if not runs:
-            return StepResult(preempted=preempted)
-        scored, logits = self._compute(runs)
-        outputs, stuck = self._commit(runs, logits)
-        return StepResult(
-            progress=tuple(runs), outputs=outputs, preempted=preempted, scored=scored, dead_ends=stuck
+            return self._told(earlier, preempted=preempted)
+        scored, flight = self._begin(runs, earlier)
+        if flight.drawing is not None:
+            self._flight = flight
+        elif earlier is None:
+            return self._told(flight, progress=tuple(runs), preempted=preempted, scored=scored)
+        assert flight.drawing is not None or not flight.complete, "somebody was not foreseen"
+        return self._told(earlier, progress=tuple(runs), preempted=preempted, scored=scored)
+
+    def _foreseen(self) -> bool:
+        """Whether nobody here needs to know what was drawn before the next step can begin."""
+        return all(
+            foreseen(one) for group in (self._waiting, self._running, self._swapped) for one in group.values()
         )
 
-    def _compute(self, runs: Ordered[Progress]) -> tuple[tuple[Scored, ...], torch.Tensor]:
-        """How likely the tokens are where somebody asked, and the logits to sample from."""
-        batch = self._batch(runs)
-        if not asked_of(runs):
-            return (), self._runner.run(batch)
-        return read_scores(self._sampler, runs, self._runner.run(with_scored_rows(batch, runs)))
+    def _told(
+        self,
+        flight: Flight | None,
+        *,
+        progress: tuple[Progress, ...] = (),
+        preempted: tuple[Sequence, ...] = (),
+        scored: tuple[Scored, ...] = (),
+    ) -> StepResult:
+        """With what that flight has drawn."""
+        outputs, stuck = _NOTHING if flight is None else self._land(flight)
+        return StepResult(
+            progress=progress,
+            outputs=outputs,
+            preempted=preempted,
+            scored=scored,
+            dead_ends=stuck,
+            landed=flight is not None,
+        )
+
+    def _begin(self, runs: Ordered[Progress], earlier: Flight | None) -> tuple[tuple[Scored, ...], Flight]:
+        """Compute the runs: how likely the tokens are where somebody asked, and what is to be drawn. Where that needs
+        nobody, it has begun."""
+        batch = self._binder.batch(runs, earlier)
+        scored: tuple[Scored, ...] = ()
+        if asked_of(runs):
+            scored, logits = read_scores(self._sampler, runs, self._runner.run(with_scored_rows(batch, runs)))
+        else:
+            logits = self._runner.run(batch)
+        ahead = self._ahead and all(foreseen(sequence) for sequence, _ in runs)
+        complete = self._advance(runs)
+        drawing = None
+        if ahead and complete:
+            drawing = begin(self._sampler, complete, logits)
+            self._await(complete)
+        return scored, Flight(complete=complete, logits=logits, drawing=drawing)
 
     def _prepare(self, plan: Plan, view: View) -> list[Progress]:
         """Check the plan and start what it starts. What shares a prefix with another start of the same plan is left to
@@ -209,65 +233,6 @@ class EngineCore:
             else:
                 self._enter(name)
         return rows_of(Progress, [self._running[name] for name, _ in work], [count for _, count in work])
-
-    def _batch(self, runs: Ordered[Progress]) -> Batch:
-        """Bind the blocks that the work will write, and lay it out. The place where memory safety is asserted."""
-        assert len({sequence.row for sequence, _ in runs}) == len(runs), "a plan names a sequence once"
-        rows = np.array([sequence.row for sequence, _ in runs], np.int32)
-        firsts = np.array([sequence.computed for sequence, _ in runs], np.int32)
-        known = np.array([len(sequence.tokens) for sequence, _ in runs], np.int32)
-        counts = np.array([count for _, count in runs], np.int32)
-        ends, size = firsts + counts, np.int32(self._block_size)
-        assert np.minimum(counts - 1, known - ends).min() >= 0, f"{counts} of {known - firsts}"
-        needed = -(-ends // size)
-        missing = needed - self._rows.lengths(rows)
-        for at in np.flatnonzero(missing > 0).tolist():
-            self._extend(runs[at].sequence, int(missing[at]))
-        copies = self._unshared(runs, self._rows.at(rows, firsts // size))
-        batch = lay_out(
-            token_ids=_tokens(runs),
-            firsts=firsts,
-            counts=counts,
-            wanted=ends == known,
-            block_tables=self._rows.tables(rows, int(needed.max())),
-            block_size=self._block_size,
-            copies=copies,
-        )
-        assert not self.pool.unwritable(batch.slots // size), "a block that is not the writer's alone"
-        return batch
-
-    def _unshared(self, runs: Ordered[Progress], blocks: Int32s) -> tuple[BlockCopy, ...]:
-        """Copy on write: a block that the next run goes on in becomes the sequence's own. blocks: the first that each
-        run writes. The last one to write a shared block has it for itself and copies nothing."""
-        copies = []
-        for at in self.pool.unwritable(blocks):
-            sequence = runs[at].sequence
-            table, credit, row = sequence.table, sequence.credit, sequence.row
-            assert table is not None and credit is not None and row is not None
-            first = sequence.computed // self._block_size
-            if self.pool.shared(table, first):
-                source, target = self.pool.unshare(table, first, credit)
-                self._rows.replace(row, first, target)
-                self._views.change(sequence)
-                copies.append(BlockCopy(source=source, target=target))
-            else:
-                self.pool.unpublish(table, first)
-        return tuple(copies)
-
-    def _extend(self, sequence: Sequence, blocks: int) -> None:
-        """Blocks that were promised, then blocks that nobody has."""
-        table = sequence.table
-        assert table is not None and sequence.credit is not None
-        before, promised = len(table), min(blocks, sequence.credit.blocks)
-        if promised:
-            self.pool.extend(table, promised, sequence.credit)
-        if promised < blocks:
-            credit = self.pool.grant(table.owner, blocks - promised)
-            self.pool.extend(table, blocks - promised, credit)
-            self.pool.waive(credit)
-        if sequence.row is not None:
-            self._rows.extend(sequence.row, table.ids(before))
-            self._views.change(sequence)
 
     def _preempt(self, sequence: Sequence) -> Sequence:
         """Give up its blocks. What is published of them stays cached as long as nobody needs the room."""
@@ -296,7 +261,7 @@ class EngineCore:
         """Take what is still cached of it, and copy the rest back."""
         table = self._share(sequence)
         shared = len(table)
-        self._extend(sequence, self._views.blocks_for(sequence.computed) - shared)
+        self._binder.extend(sequence, self._views.blocks_for(sequence.computed) - shared)
         self._swap_space().restore(sequence.id, shared, table.ids()[shared:])
         sequence.advance(Event.RESUME)
         self._run(self._swapped.pop(sequence.id))
@@ -333,22 +298,40 @@ class EngineCore:
         sequence.row = None
         self._views.leave(sequence)
 
-    def _commit(self, runs: Ordered[Progress], logits: torch.Tensor) -> _Ends:
+    def _advance(self, runs: Ordered[Progress]) -> list[Sequence]:
+        """What the device was told to compute counts as computed. Those for which a token is to be drawn."""
         complete, size = [], self._block_size
         for sequence, count in runs:
             sequence.computed = computed = sequence.computed + count
-            reading = computed < len(sequence.tokens)
-            if not reading:
-                complete.append(sequence)
+            reading = computed < sequence.known()
             if reading or count > 1 or computed % size == 0:
                 self._views.change(sequence)
                 self._publish(sequence, (computed - count) // size)
-        return self._sample(complete, logits)
+            if not reading:
+                complete.append(sequence)
+        return complete
+
+    def _await(self, complete: Ordered[Sequence]) -> None:
+        """A token of each is being drawn; whatever it is, one that has come to its limit ends with it."""
+        for sequence in complete:
+            sequence.pending += 1
+            if sequence.known() >= sequence.stop.length_limit:
+                self._ending[sequence.id] = self._leave(sequence)
+
+    def _land(self, flight: Flight) -> _Ends:
+        """Read a token for each of a flight that is still wanted, and one for each of its twins; and the dead ends,
+        which have none."""
+        if flight.drawing is None:
+            return self._sample(list(flight.complete), flight.logits)
+        sampled = flight.drawing.read()
+        wanted = [at for at, one in enumerate(flight.complete) if one.state is State.RUNNING]
+        complete = [flight.complete[at] for at in wanted]
+        for sequence in complete:
+            sequence.pending -= 1
+        return self._append(complete, [sampled[at] for at in wanted], [()] * len(wanted)), ()
 
     def _sample(self, complete: list[Sequence], logits: torch.Tensor) -> _Ends:
-        """A token for each of these, from its row of the logits, and one for each of its twins; and the dead ends,
-        which have none."""
-        assert logits.shape[0] == len(complete), f"{logits.shape[0]} rows for {len(complete)} sequences"
+        """As they are drawn now."""
         stuck: tuple[Sequence, ...] = ()
         if indices := dead_ends(complete):
             stuck = tuple([complete[index] for index in indices])
@@ -357,18 +340,26 @@ class EngineCore:
             kept = [index for index in range(len(complete)) if index not in indices]
             complete, logits = [complete[index] for index in kept], logits[kept]
         own, twins = zip(*draw(self._sampler, complete, logits), strict=True) if complete else ((), ())
-        outputs = rows_of(Output, complete, [one.computed for one in complete], own, twins)
+        return self._append(complete, own, twins), stuck
+
+    def _append(
+        self, complete: list[Sequence], own: Ordered[Sampled], twins: Ordered[tuple[Sampled, ...]]
+    ) -> tuple[Output, ...]:
+        outputs = rows_of(Output, complete, [len(one.tokens) for one in complete], own, twins)
         for sequence, sampled in zip(complete, own, strict=True):
             sequence.append(sampled.token)
             sequence.twins = ()
             if sequence.end_reason is not None:
                 self._finish(sequence, sequence.end_reason)
-        return tuple(outputs), stuck
+            elif sequence.computed >= len(sequence.tokens) and len(sequence.tokens) % self._block_size == 0:
+                self._publish(sequence, len(sequence.tokens) // self._block_size - 1)
+        return tuple(outputs)
 
     def _publish(self, sequence: Sequence, first: int) -> None:
-        """Full blocks from `first` on can be found by others from now on."""
+        """Full blocks from `first` on can be found by others from now on; those with a pending token cannot yet."""
         assert sequence.table is not None
-        links = sequence.chain.links(sequence.tokens, first, sequence.computed // self._block_size)
+        full = min(sequence.computed, len(sequence.tokens)) // self._block_size
+        links = sequence.chain.links(sequence.tokens, first, full)
         if links:
             self.pool.publish(sequence.table, first, links)
             self._coming.settle(sequence.id, links)
@@ -376,20 +367,18 @@ class EngineCore:
     def _finish(self, sequence: Sequence, reason: EndReason) -> None:
         sequence.end_reason = reason
         sequence.advance(Event.FINISH)
-        self._finished[sequence.id] = self._running.pop(sequence.id)
-        self._rest(sequence)
+        if self._ending.pop(sequence.id, None) is None:
+            self._leave(sequence)
+        self._finished[sequence.id] = sequence
+
+    def _leave(self, sequence: Sequence) -> Sequence:
+        self._rest(self._running.pop(sequence.id))
+        return sequence
 
     def _swap_space(self) -> SwapSpace:
         assert self._swap is not None
         return self._swap
 
     def _assert_new(self, sequence: Sequence) -> None:
-        known = (self._waiting, self._running, self._swapped, self._finished)
+        known = (self._waiting, self._running, self._swapped, self._ending, self._finished)
         assert not any(sequence.id in group for group in known), f"sequence {sequence.id} is here already"
-
-
-def _tokens(runs: Ordered[Progress]) -> list[int]:
-    """What the runs compute, one after the other."""
-    if all(count == 1 for _, count in runs):
-        return [sequence.tokens[sequence.computed] for sequence, _ in runs]
-    return [token for one, count in runs for token in one.tokens[one.computed : one.computed + count]]

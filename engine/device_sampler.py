@@ -11,7 +11,7 @@ import torch
 
 from engine.distribution import BROKEN, SamplingKernels
 from engine.errors import NonFiniteLogits
-from engine.sampling import NO_RULES, Rule, Sampled, Sampler
+from engine.sampling import NO_RULES, Drawing, Rule, Sampled, Sampler
 from engine.sequence import SamplingParams
 
 
@@ -22,8 +22,19 @@ class Drawn(NamedTuple):
     logprob: float | None
 
 
+class Draws(Protocol):
+    """Tokens that the device is drawing. tokens: int64 [n], there."""
+
+    @property
+    def tokens(self) -> torch.Tensor: ...
+
+    def read(self) -> list[Drawn]:
+        """Wait until they are drawn, and for nothing that was begun later."""
+        ...
+
+
 class DeviceDraw(Protocol):
-    """A token for each of some places of the logits, float32 [any, vocab], which are on the device."""
+    """A token for each of some places of the logits, float32 [any, vocab], there already; waits for nothing."""
 
     def __call__(
         self,
@@ -31,7 +42,24 @@ class DeviceDraw(Protocol):
         places: Sequence[int],
         params: Sequence[SamplingParams],
         positions: Sequence[int],
-    ) -> list[Drawn]: ...
+    ) -> Draws: ...
+
+
+class _Begun(NamedTuple):
+    """See engine.sampling.Drawing."""
+
+    draws: Draws
+
+    @property
+    def tokens(self) -> torch.Tensor:
+        return self.draws.tokens
+
+    def read(self) -> list[Sampled]:
+        sampled = [Sampled(*each, ()) for each in self.draws.read()]
+        bad = [at for at, one in enumerate(sampled) if one.token == BROKEN]
+        if bad:
+            raise NonFiniteLogits(tuple(bad))
+        return sampled
 
 
 class DeviceSampler(Sampler):
@@ -52,8 +80,8 @@ class DeviceSampler(Sampler):
         there = [at for at, one in enumerate(params) if at not in rules and _plain(one)]
         if not there:
             return super().sample(logits, params, positions, rules)
-        drawn = self._draw_there(logits, there, [params[at] for at in there], [positions[at] for at in there])
-        found = {at: Sampled(*each, ()) for at, each in zip(there, drawn, strict=True)}
+        draws = self._draw_there(logits, there, [params[at] for at in there], [positions[at] for at in there])
+        found = {at: Sampled(*each, ()) for at, each in zip(there, draws.read(), strict=True)}
         bad = [at for at, sampled in found.items() if sampled.token == BROKEN]
         here = [at for at in range(len(params)) if at not in found]
         if here:
@@ -66,6 +94,12 @@ class DeviceSampler(Sampler):
         if bad:
             raise NonFiniteLogits(tuple(sorted(bad)))
         return [found[at] for at in range(len(params))]
+
+    def begin(
+        self, logits: torch.Tensor, params: Sequence[SamplingParams], positions: Sequence[int]
+    ) -> Drawing:
+        assert all(_plain(one) for one in params), params
+        return _Begun(self._draw_there(logits, range(len(params)), params, positions))
 
 
 def _plain(params: SamplingParams) -> bool:

@@ -9,7 +9,7 @@ from typing import TypeAlias
 
 import torch
 
-from engine.sampling import Rule, Sampled, Sampler
+from engine.sampling import Drawing, Rule, Sampled, Sampler
 from engine.sequence import Sequence
 
 Drawn: TypeAlias = tuple[Sampled, tuple[Sampled, ...]]
@@ -23,6 +23,26 @@ def dead_ends(complete: Ordered[Sequence]) -> list[int]:
         for index, one in enumerate(complete)
         if one.constraint is not None and not one.constraint.allowed().any()
     ]
+
+
+def foreseen(sequence: Sequence) -> bool:
+    """Whether its next tokens can be drawn one after the other before anybody has read which they are."""
+    params = sequence.sampling
+    return not (
+        sequence.adjustments is not None
+        or sequence.constraint is not None
+        or sequence.scored is not None
+        or sequence.twins
+        or params.logprobs
+        or params.candidates
+        or len(sequence.tokens) < sequence.stop.min_length
+    )
+
+
+def begin(sampler: Sampler, complete: Ordered[Sequence], logits: torch.Tensor) -> Drawing:
+    """For each of these, all foreseen, from its row of the logits, the token after its pending ones."""
+    params = [one.sampling for one in complete]
+    return sampler.begin(logits, params, [one.known() for one in complete])
 
 
 def draw(sampler: Sampler, complete: Ordered[Sequence], logits: torch.Tensor) -> list[Drawn]:

@@ -9,8 +9,9 @@ import threading
 from collections import deque
 from collections.abc import Callable
 
-from engine.core import EngineCore, StepResult
+from engine.core import EngineCore
 from engine.errors import EngineError
+from engine.results import StepResult
 
 
 class InboxFull(EngineError):

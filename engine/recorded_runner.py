@@ -65,6 +65,10 @@ class RecordedRunner:
             for copy in batch.copies:
                 self._kv[copy.target].copy_(self._kv[copy.source])
             self._inputs.fill(batch, rows, width)
+            if batch.unread is not None:
+                token_ids, _ = self._inputs.of(rows, width)
+                batch.unread.put_into(token_ids)
+                token_ids[sequences:] = token_ids[sequences - 1].clone()
             return self._recorded(rows, width)()[:sequences]
 
     def _recorded(self, rows: int, width: int) -> Callable[[], torch.Tensor]:
@@ -89,8 +93,11 @@ class _Inputs:
         self._rows_max = rows_max
         self._tables_at = 4 * (2 * 2 * rows_max + 2 * rows_max + rows_max + 1)
         size = self._tables_at + 4 * rows_max * width_max
-        self._host = torch.zeros(size, dtype=torch.uint8, pin_memory=device.type == "cuda")
-        self._there = self._host if device.type == "cpu" else torch.zeros_like(self._host, device=device)
+        # Two, since one may still be on its way to the device, for a step that has not begun, while the next is filled.
+        self._host, self._other = (
+            torch.zeros(size, dtype=torch.uint8, pin_memory=device.type == "cuda") for _ in range(2)
+        )
+        self._there = torch.zeros(size, dtype=torch.uint8, device=device)
 
     def of(self, rows: int, width: int) -> tuple[torch.Tensor, AttentionMeta]:
         """What a recording of this size reads."""
@@ -106,6 +113,7 @@ class _Inputs:
 
     def fill(self, batch: Batch, rows: int, width: int) -> None:
         """Of a batch of single tokens; its last row once more in every row that it has not."""
+        self._host, self._other = self._other, self._host
         token_ids, meta = self._views(self._host, rows, width)
         _repeat(token_ids, batch.token_ids)
         _repeat(meta.slots, batch.slots)
@@ -114,8 +122,7 @@ class _Inputs:
         torch.arange(rows + 1, out=meta.query_starts)
         _repeat(meta.block_tables[:, : batch.block_tables.shape[1]], batch.block_tables)
         used = self._tables_at + 4 * rows * width
-        if self._there is not self._host:
-            self._there[:used].copy_(self._host[:used], non_blocking=True)
+        self._there[:used].copy_(self._host[:used], non_blocking=True)
 
     def _views(self, memory: torch.Tensor, rows: int, width: int) -> tuple[torch.Tensor, AttentionMeta]:
         most, tables = self._rows_max, memory[self._tables_at :].view(torch.int32)

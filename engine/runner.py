@@ -35,10 +35,12 @@ class TransformerRunner:
         with torch.inference_mode():
             for copy in batch.copies:
                 self._kv[copy.target].copy_(self._kv[copy.source])
-            return self._model.forward(
-                self._tensor(batch.token_ids), self._kv, meta, self._tensor(batch.rows)
-            )
+            token_ids = self._tensor(batch.token_ids)
+            if batch.unread is not None:
+                batch.unread.put_into(token_ids)
+            return self._model.forward(token_ids, self._kv, meta, self._tensor(batch.rows))
 
     def _tensor(self, array: Int32s | Int64s) -> torch.Tensor:
+        """Where the cache is. It is on its way there while the device still computes an earlier step."""
         tensor = torch.from_numpy(array)
-        return tensor if self._on_host else tensor.to(self._kv.device)
+        return tensor if self._on_host else tensor.pin_memory().to(self._kv.device, non_blocking=True)

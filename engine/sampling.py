@@ -9,7 +9,7 @@ tokens are banned, then come temperature and truncation.
 from collections.abc import Mapping, Sequence
 from itertools import repeat
 from types import MappingProxyType
-from typing import NamedTuple
+from typing import NamedTuple, Protocol
 
 import numpy as np
 import torch
@@ -70,6 +70,27 @@ class Sampled(NamedTuple):
     candidates: tuple[Candidate, ...] = ()
 
 
+class Drawing(Protocol):
+    """Tokens that are being drawn, one for each row. tokens: int64 [n], where the logits are."""
+
+    @property
+    def tokens(self) -> torch.Tensor: ...
+
+    def read(self) -> list[Sampled]:
+        """Wait until they are. Raises NonFiniteLogits as `Sampler.sample` does."""
+        ...
+
+
+class Settled(NamedTuple):
+    """They were drawn at once. See Drawing."""
+
+    tokens: torch.Tensor
+    sampled: list[Sampled]
+
+    def read(self) -> list[Sampled]:
+        return self.sampled
+
+
 _LIKELIEST = SamplingParams()
 
 
@@ -106,6 +127,14 @@ class Sampler:
         sampled = rows_of(Sampled, tokens, repeat(None), repeat(()), repeat(()))
         self._tell_more(values, params, rules, sampled)
         return sampled
+
+    def begin(
+        self, logits: torch.Tensor, params: Sequence[SamplingParams], positions: Sequence[int]
+    ) -> Drawing:
+        """As `sample`, for rows without rules that want no more than their token's logprob; waits for nothing where it
+        need not."""
+        sampled = self.sample(logits, params, positions)
+        return Settled(torch.tensor([one.token for one in sampled], device=logits.device), sampled)
 
     def describe(self, values: Logits, counts: Sequence[int]) -> list[Likeliest]:
         """So many of the likeliest tokens of each row, under the model's own distribution. No row is broken."""

@@ -130,7 +130,8 @@ class EndReason(Enum):
 class Sequence:
     """Known tokens, computed count, table, credit to grow by and state of one choice.
 
-    computed: tokens whose KV is in the table, in [0, len(tokens)]. A sequence with one token left to compute
+    computed: tokens whose KV is in the table, in [0, known()]. pending: tokens after the known ones that steps are
+    drawing, of which nobody has read which they are. A sequence with one token left to compute
     generates; one with more is still reading its prompt. arrived: seconds on the engine's clock, in the past for one
     that has waited elsewhere; whoever arrived first goes first. chain: names its prefixes for the cache. cached: tokens
     that were found there when it started. row: of its table among those that run. preemptions: how often it was given
@@ -150,6 +151,7 @@ class Sequence:
     prompt_tokens: int = 0
     chain: PrefixChain = field(default_factory=PrefixChain, compare=False)
     computed: int = 0
+    pending: int = 0
     cached: int = 0
     preemptions: int = 0
     twins: tuple[SamplingParams, ...] = ()
@@ -190,14 +192,18 @@ class Sequence:
         """It was given up often enough."""
         return self.preemptions >= PREEMPTIONS_MAX
 
+    def known(self) -> int:
+        """Tokens that are there to be computed, pending ones among them."""
+        return len(self.tokens) + self.pending
+
     def uncomputed(self) -> int:
-        """Tokens that are known but whose KV is not computed."""
-        return len(self.tokens) - self.computed
+        """Tokens that are there but whose KV is not computed."""
+        return len(self.tokens) + self.pending - self.computed
 
     def append(self, token: int) -> None:
         """Take a sampled token, and note whether it ends the sequence."""
         tokens = self.tokens
-        assert self.computed == len(tokens), "a token is sampled from a fully computed sequence"
+        assert self.computed >= len(tokens), "a token is sampled from a fully computed sequence"
         tokens.append(token)
         if self.adjustments is not None:
             self.adjustments = self.adjustments.after(token)

@@ -77,7 +77,7 @@ class SequenceViews:
 
     def blocks_at_start(self, sequence: Sequence) -> int:
         """Blocks that it must have or be promised to run."""
-        known = self.blocks_for(len(sequence.tokens))
+        known = self.blocks_for(sequence.known())
         return blocks_at_start(known, self.blocks_for(sequence.positions_max()), sequence.preemptions)
 
     def usable_links(self, sequence: Sequence) -> list[PrefixLink]:
@@ -94,7 +94,7 @@ class SequenceViews:
         sole = self._pool.sole(sequence.table) if short else 0
         shared_tokens = (len(sequence.table) - sole) * self._block_size
         had = len(sequence.table) + sequence.credit.blocks
-        lacks = max(0, self.blocks_for(len(sequence.tokens)) - had)
+        lacks = max(0, self.blocks_for(sequence.known()) - had)
         return SequenceView(
             id=sequence.id,
             uncomputed=sequence.uncomputed(),

@@ -56,6 +56,8 @@ class EngineFlags(Protocol):
     def swap_space(self) -> int: ...
     @property
     def enable_prefix_caching(self) -> bool: ...
+    @property
+    def async_scheduling(self) -> bool | None: ...
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -65,7 +67,8 @@ class EngineWishes:
     device: auto, cpu or cuda. dtype: of the weights; kv_dtype: of the cache. max_model_len: tokens. num_blocks goes
     before kv_bytes, and that before kv_share, which is of the device's free memory, in (0, 1]. swap_bytes: of host
     memory for sequences that are given up. recorded_rows: up to so many sequences that all generate, a step is recorded
-    where the device can replay it; 0: none is. Steps of several ranks are not.
+    where the device can replay it; 0: none is. Steps of several ranks are not. ahead: whether a step is begun before
+    what the last one drew is read (see `EngineCore`); None: where the device computes beside the host.
     """
 
     model: Path
@@ -83,6 +86,7 @@ class EngineWishes:
     kv_share: float | None = None
     caching: bool = True
     recorded_rows: int = 0
+    ahead: bool | None = None
 
     @classmethod
     def of(cls, flags: EngineFlags, model: Path, cores: CoreShare = ANY_CORES) -> Self:
@@ -102,4 +106,5 @@ class EngineWishes:
             swap_bytes=flags.swap_space,
             kv_share=flags.gpu_memory_utilization,
             caching=flags.enable_prefix_caching,
+            ahead=flags.async_scheduling,
         )

@@ -12,7 +12,8 @@ from engine.cache.block_pool import Ledger
 from engine.cache.kv_cache import KVCache
 from engine.cache.prefix_chain import PrefixChain
 from engine.constraint import Constraint, ends_of
-from engine.core import EngineCore, Output, StepResult
+from engine.core import EngineCore
+from engine.results import Output, StepResult
 from engine.scheduling.pace import Rate
 from engine.scoring import Scored
 from engine.sequence import (

@@ -124,6 +124,10 @@ class EngineOptions(ModelOptions):
         0, description="bytes of host memory for sequences whose blocks are needed, for example 4GiB; 0: none"
     )
     enable_prefix_caching: bool = Field(True, description="keep computed prefixes for later requests")
+    async_scheduling: bool | None = Field(
+        None,
+        description="begin a step before what the last one drew is read; default: on a GPU, with one rank",
+    )
     enforce_eager: bool = Field(
         False, description="on a GPU, launch each kernel of a decode step by itself: no CUDA graphs"
     )

@@ -150,7 +150,7 @@ def _add(parser: argparse.ArgumentParser, flag: Flag) -> None:
         "dest": flag.name,
         "help": text if len(flag.path) == 1 else argparse.SUPPRESS,
     }
-    if flag.field.annotation is bool:
+    if flag.field.annotation in {bool, bool | None}:
         options["action"] = argparse.BooleanOptionalAction
     elif _takes_many(flag):
         options |= {"action": "append", "metavar": "A,B,..."}

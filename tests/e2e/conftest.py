@@ -100,8 +100,9 @@ def coarse_stack():
 
 @pytest.fixture(scope="session")
 def forgetful_stack():
-    """As the exact one, but that it computes prompts in chunks of 64 tokens and finds none of them again."""
-    flags = ("--dtype", "float32", "--kv-cache-memory-bytes", "256MiB")
+    """As the exact one, but that it computes prompts in chunks of 64 tokens, finds none of them again, and begins steps
+    before the tokens of the last one are read."""
+    flags = ("--dtype", "float32", "--kv-cache-memory-bytes", "256MiB", "--async-scheduling")
     more = ("--prefill-max-num-batched-tokens", "64", "--no-enable-prefix-caching")
     with running_stack(*flags, *more) as stack:
         yield stack

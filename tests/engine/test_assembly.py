@@ -152,6 +152,7 @@ def test_flags_become_wishes():
         swap_space=7,
         gpu_memory_utilization=0.5,
         enable_prefix_caching=False,
+        async_scheduling=True,
     )
     assert EngineWishes.of(flags, "path") == EngineWishes(
         model="path",
@@ -167,6 +168,7 @@ def test_flags_become_wishes():
         swap_bytes=7,
         kv_share=0.5,
         caching=False,
+        ahead=True,
     )
 
 

@@ -5,8 +5,8 @@ import threading
 
 import pytest
 
-from engine.core import StepResult
 from engine.loop import EngineLoop, InboxFull
+from engine.results import StepResult
 
 WAIT_S = 20
 

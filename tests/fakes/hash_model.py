@@ -5,6 +5,7 @@ sequence as read from the cache. A wrong, missing or foreign block changes the o
 """
 
 from collections.abc import Iterable
+from dataclasses import replace
 from hashlib import blake2b
 
 import numpy as np
@@ -37,6 +38,10 @@ class HashRunner:
         self.batches: list[Batch] = []
 
     def run(self, batch: Batch) -> torch.Tensor:
+        if batch.unread is not None:
+            token_ids = torch.from_numpy(batch.token_ids)
+            batch.unread.put_into(token_ids)
+            batch = replace(batch, unread=None)
         self.batches.append(batch)
         for copy in batch.copies:
             self._halves[copy.target] = self._halves[copy.source]

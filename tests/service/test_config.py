@@ -216,7 +216,16 @@ def test_a_bad_secret_is_not_repeated():
 @pytest.mark.parametrize(
     ("model", "argv"),
     [
-        (ServeOptions, ["--prefill=2", "--decode-max-num-seqs=3", "--cores=0,1", "--no-enable-reflection"]),
+        (
+            ServeOptions,
+            [
+                "--prefill=2",
+                "--decode-max-num-seqs=3",
+                "--cores=0,1",
+                "--no-enable-reflection",
+                "--async-scheduling",
+            ],
+        ),
         (GatewayOptions, ["--prefill-workers=a:1,b:2", "--decode-workers=unix:/x", "--decode-workers=c:3"]),
         (DecodeWorkerOptions, [*WORKER, "--kv-listen=tcp://127.0.0.1:0,ipc:///x", "--seed=-4"]),
     ],

@@ -50,7 +50,8 @@ class Scenario:
     threads take to wake up. absent: numbers of the wishes that nobody has after all. remembered_max:
     ended transfers that a target remembers. run_blocks: in one message, at most. cache_messages_max: waiting on a
     stream that is told what is cached. swap_blocks: of host memory of each decode worker. headroom: least share of
-    their growth that these keep free. pace_s: what engines believe that a step that generates and a token of a prompt
+    their growth that these keep free. ahead: whether engines begin a step before what the
+    last one drew is read. pace_s: what engines believe that a step that generates and a token of a prompt
     take, zeroes for nothing."""
 
     seed: int
@@ -69,6 +70,7 @@ class Scenario:
     remembered_max: int = 1024
     swap_blocks: int = 0
     headroom: float = 0.1
+    ahead: bool = False
     pace_s: tuple[float, float] = (0.0, 0.0)
     window_blocks: int = 64
     run_blocks: int = 2
@@ -169,7 +171,10 @@ def _squeezed(scenario):
     """Now and then all ask at once for more than fits, and steps take long enough for them to meet in one."""
     dice = random.Random(f"memory {scenario.seed}")
     scenario = replace(
-        scenario, swap_blocks=dice.choice((0, 0, 2, 5, 64)), headroom=dice.choice((0.0, 0.0, 0.1))
+        scenario,
+        swap_blocks=dice.choice((0, 0, 2, 5, 64)),
+        headroom=dice.choice((0.0, 0.0, 0.1)),
+        ahead=random.Random(f"ahead {scenario.seed}").random() < 0.4,
     )
     if dice.random() < 0.7:
         return scenario

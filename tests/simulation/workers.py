@@ -68,6 +68,7 @@ class WorkerProcess(Looped):
             policy=self.policy,
             swap=self.make_swap_space(),
             headroom=Headroom(world.scenario.headroom, world.scenario.headroom),
+            ahead=world.scenario.ahead,
         )
         self.rim = WorkerRim(self.response, self.loop, world.scenario.cache_messages_max)
         self.endpoint = self.make_endpoint()

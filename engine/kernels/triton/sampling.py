@@ -32,18 +32,40 @@ _SEED_MASK = (1 << 64) - 1
 
 def draw(
     logits: torch.Tensor, places: Sequence[int], params: Sequence[SamplingParams], positions: Sequence[int]
-) -> list[Drawn]:
+) -> "_Draws":
     """See engine.device_sampler.DeviceDraw. Rows are contiguous in themselves."""
     vocab = logits.shape[1]
     assert logits.stride(1) == 1 and vocab < VOCAB_MAX, (logits.shape, logits.stride())
     every = zip(places, params, positions, strict=True)
-    wishes = np.frombuffer(b"".join([_packed(vocab, *each) for each in every]), np.int64)
+    packed = np.frombuffer(b"".join([_packed(vocab, *each) for each in every]), np.int64)
+    wishes = torch.from_numpy(packed.copy())
+    if logits.is_cuda:
+        wishes = wishes.pin_memory().to(logits.device, non_blocking=True)
     out = torch.empty((len(params), 4), dtype=torch.int64, device=logits.device)
     sample[(len(params),)](
-        out, logits, torch.from_numpy(wishes.copy()).to(logits.device), vocab, logits.stride(0),
+        out, logits, wishes, vocab, logits.stride(0),
         TILE=TILE, num_warps=8, **EXACT,
     )  # fmt: skip
-    return [_drawn(one, *each) for one, each in zip(params, out.tolist(), strict=True)]
+    return _Draws(params, out)
+
+
+class _Draws:
+    """See engine.device_sampler.Draws. out: see `sample`."""
+
+    def __init__(self, params: Sequence[SamplingParams], out: torch.Tensor) -> None:
+        self.tokens = out[:, 0]
+        self._params = params
+        self._out, self._copied = out, None
+        if out.is_cuda:
+            self._out = torch.empty(out.shape, dtype=out.dtype, pin_memory=True)
+            self._out.copy_(out, non_blocking=True)
+            self._copied = torch.cuda.Event()  # type: ignore[no-untyped-call]
+            self._copied.record()
+
+    def read(self) -> list[Drawn]:
+        if self._copied is not None:
+            self._copied.synchronize()
+        return [_drawn(one, *each) for one, each in zip(self._params, self._out.tolist(), strict=True)]
 
 
 def _packed(vocab: int, place: int, params: SamplingParams, position: int) -> bytes:
