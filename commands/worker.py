@@ -107,8 +107,8 @@ class Role(Protocol[_Options_contra]):
         """Raises TransferError for what can be told of the transport before there is an engine."""
         ...
 
-    def recorded_rows(self, options: _Options_contra) -> int:
-        """See `EngineWishes`."""
+    def wishes(self, given: EngineWishes, options: _Options_contra) -> EngineWishes:
+        """As far as they depend on what this role does."""
         ...
 
     def policy(self, options: _Options_contra) -> Policy: ...
@@ -155,7 +155,7 @@ def _run(
     board: CoreBoard | None,
     followers: ProcessFollowers | None,
 ) -> None:
-    wishes = replace(_wishes(options, model, followers), recorded_rows=role.recorded_rows(options))
+    wishes = role.wishes(_wishes(options, model, followers), options)
     progress = Progress(readiness.loading, time.monotonic)
     before = other_threads()
     # The threads that compute are begun by the one that assembles, and make way as it does.

@@ -3,6 +3,7 @@
 import secrets
 import time
 from collections.abc import Callable
+from dataclasses import replace
 
 import grpc
 
@@ -12,6 +13,7 @@ from decode_worker.policy import DecodePolicy
 from decode_worker.servicer import DecodeServicer
 from decode_worker.worker import DecodeWorker
 from engine.assembly import Engine
+from engine.wishes import EngineWishes
 from kvtransfer.assembly import TransportWishes, require_allowed, target_transport
 from kvtransfer.desk import End, TicketDesk
 from kvtransfer.events import TargetEvent
@@ -34,8 +36,8 @@ class DecodeRole:
         wishes = TransportWishes.of(options, advertised=options.kv_advertise)
         require_allowed(wishes, options.worker_id, options.kv_listen)
 
-    def recorded_rows(self, options: WorkerOptions) -> int:
-        return 0 if options.enforce_eager else options.max_num_seqs
+    def wishes(self, given: EngineWishes, options: WorkerOptions) -> EngineWishes:
+        return replace(given, recorded_rows=0 if options.enforce_eager else options.max_num_seqs)
 
     def policy(self, options: WorkerOptions) -> DecodePolicy:
         return DecodePolicy(budget_tokens=options.max_num_batched_tokens, seats=options.max_num_seqs)

@@ -7,6 +7,8 @@ once, and never written back into anybody's configuration. Starts no thread.
 from collections.abc import Callable
 from dataclasses import dataclass
 
+import torch
+
 from engine.batch import ModelRunner
 from engine.cache.block_pool import BlockPool
 from engine.cache.kv_cache import KVCache
@@ -156,7 +158,12 @@ def _recorded(
 
     blocks_max = min(cache.num_blocks, cache.layout.blocks_for(model.max_model_len))
     runner = RecordedRunner(model, cache, CudaGraphs(), rows_max=recorded_rows, blocks_max=blocks_max)
-    runner.record_all(progress)
+    try:
+        runner.record_all(progress)
+    except torch.OutOfMemoryError:
+        raise CapacityError(
+            "no memory is left to record steps in: less gpu_memory_utilization, or enforce_eager"
+        ) from None
     return runner
 
 

@@ -19,9 +19,10 @@ from engine.model.transformer import Transformer
 from engine.progress import SILENT, Progress
 from engine.runner import TransformerRunner
 
-Recorder: TypeAlias = Callable[[Callable[[], torch.Tensor]], Callable[[], torch.Tensor]]
+Work: TypeAlias = Callable[[], object]
+Recorder: TypeAlias = Callable[[Work], Work]
 """Does some work once, and gives what does the same again: on the tensors that it read and wrote then, whatever they
-hold by now, with its result in the same tensor each time."""
+hold by now. What it makes for itself meanwhile may be anybody's afterwards."""
 
 ROWS = (1, 2, 4, 8, 16, 24, 32, 48, 64, 96, 128, 192, 256)
 """Of recordings: a batch computes at most half as many rows again as it has, but for the smallest."""
@@ -43,7 +44,9 @@ class RecordedRunner:
         self._rows = [*(rows for rows in ROWS if rows < rows_max), min(rows_max, ROWS[-1])]
         self._widths = _widths(blocks_max)
         self._inputs = _Inputs(self._rows[-1], self._widths[-1], self._kv.device)
-        self._recordings: dict[tuple[int, int], Callable[[], torch.Tensor]] = {}
+        self._chosen = torch.arange(self._rows[-1], device=self._kv.device)
+        self._logits = torch.empty(self._rows[-1], model.config.vocab_size, device=self._kv.device)
+        self._recordings: dict[tuple[int, int], Work] = {}
 
     def record_all(self, progress: Progress = SILENT) -> None:
         """Record every size, so that no step has to. To be called while the cache is empty: its first position is
@@ -69,15 +72,19 @@ class RecordedRunner:
                 token_ids, _ = self._inputs.of(rows, width)
                 batch.unread.put_into(token_ids)
                 token_ids[sequences:] = token_ids[sequences - 1].clone()
-            return self._recorded(rows, width)()[:sequences]
+            self._recorded(rows, width)()
+            return self._logits[:sequences]
 
-    def _recorded(self, rows: int, width: int) -> Callable[[], torch.Tensor]:
+    def _recorded(self, rows: int, width: int) -> Work:
+        """What it reads and writes lies where it lies as long as this runner lives."""
         recording = self._recordings.get((rows, width))
         if recording is None:
             token_ids, meta = self._inputs.of(rows, width)
-            chosen = torch.arange(rows, device=self._kv.device)
+            chosen, logits = self._chosen[:rows], self._logits[:rows]
             with torch.inference_mode():
-                recording = self._record(lambda: self._model.forward(token_ids, self._kv, meta, chosen))
+                recording = self._record(
+                    lambda: logits.copy_(self._model.forward(token_ids, self._kv, meta, chosen))
+                )
             self._recordings[rows, width] = recording
         return recording
 

@@ -2,6 +2,7 @@
 
 import time
 from collections.abc import Callable
+from dataclasses import replace
 
 import grpc
 import structlog
@@ -9,6 +10,7 @@ import structlog
 from crossdock.worker.v1 import worker_pb2 as pb
 from crossdock.worker.v1.worker_pb2_grpc import add_PrefillServiceServicer_to_server
 from engine.assembly import Engine
+from engine.wishes import EngineWishes
 from kvtransfer.assembly import TransportWishes, require_allowed, source_limits, source_transport
 from kvtransfer.desk import End, TicketDesk
 from kvtransfer.events import SourceEvent
@@ -33,9 +35,9 @@ class PrefillRole:
     def require_allowed(self, options: WorkerOptions) -> None:
         require_allowed(TransportWishes.of(options), options.worker_id)
 
-    def recorded_rows(self, options: WorkerOptions) -> int:
-        """It generates first tokens only."""
-        return 0
+    def wishes(self, given: EngineWishes, options: WorkerOptions) -> EngineWishes:
+        """It generates first tokens only: nothing is worth a recording, and what is drawn is told at once."""
+        return replace(given, recorded_rows=0, ahead=given.ahead or False)
 
     def policy(self, options: WorkerOptions) -> PrefillPolicy:
         return PrefillPolicy(budget_tokens=options.max_num_batched_tokens, seats=options.max_num_seqs)

@@ -24,12 +24,11 @@ class Tape:
 
     def __call__(self, work):
         self.recorded += 1
-        result = work()
+        work()
 
         def replay():
             self.replayed += 1
-            result.copy_(work())
-            return result
+            work()
 
         return replay
 

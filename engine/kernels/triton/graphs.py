@@ -1,31 +1,25 @@
 """Records the launches of some work on a GPU, to replay them as one: CUDA graphs."""
 
-from collections.abc import Callable
-
 import torch
+
+from engine.recorded_runner import Work
 
 
 class CudaGraphs:
-    """See engine.recorded_runner.Recorder. All recordings share one pool of memory: the result of a replay is valid
-    until the next replay of any of them."""
+    """See engine.recorded_runner.Recorder. All recordings share one pool of memory for what they make for
+    themselves."""
 
     def __init__(self) -> None:
         self._pool = torch.cuda.graph_pool_handle()
 
-    def __call__(self, work: Callable[[], torch.Tensor]) -> Callable[[], torch.Tensor]:
+    def __call__(self, work: Work) -> Work:
         self._warm_up(work)
         graph = torch.cuda.CUDAGraph()
         with torch.cuda.graph(graph, pool=self._pool):
-            result = work()
+            work()  # recorded, not done: the warm-up did it
+        return graph.replay
 
-        def replay() -> torch.Tensor:
-            graph.replay()
-            return result
-
-        replay()  # recording launches nothing
-        return replay
-
-    def _warm_up(self, work: Callable[[], torch.Tensor]) -> None:
+    def _warm_up(self, work: Work) -> None:
         """Kernels are compiled, and libraries begun, before anything is recorded: neither can be."""
         beside = torch.cuda.Stream()  # type: ignore[no-untyped-call]
         beside.wait_stream(torch.cuda.current_stream())
