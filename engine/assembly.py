@@ -28,6 +28,7 @@ from engine.ranks import Followers, LedRunner, LedStagedCache
 from engine.recorded_runner import RecordedRunner
 from engine.runner import TransformerRunner
 from engine.sampling import Sampler
+from engine.warm_up import warm_up
 from engine.wishes import EngineWishes
 
 KV_BYTES_DEFAULT = 2 << 30
@@ -80,11 +81,13 @@ def assemble(
     cache, runner = _cache_and_runner(loaded, layout, num_blocks, followers)
     if followers is None:
         runner = _recorded(runner, loaded.model, cache, wishes.recorded_rows, progress)
+    sampler = _sampler(loaded)
+    warm_up(runner, sampler, cache, tokens_max=loaded.model.max_model_len)
     core = EngineCore(
         pool=BlockPool(num_blocks),
         block_size=layout.block_size,
         runner=runner,
-        sampler=_sampler(loaded),
+        sampler=sampler,
         policy=policy,
         caching=wishes.caching,
         swap=_swap_space(wishes, cache, memory_bytes - num_blocks * layout.block_bytes()),

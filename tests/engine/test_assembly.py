@@ -215,3 +215,14 @@ def test_workers_of_the_same_model_have_the_same_fingerprint_and_others_do_not(e
     ]
     assert prints[0] == prints[1]
     assert len(set(prints)) == 4
+
+
+@pytest.mark.parametrize("max_model_len", [1, BLOCK_SIZE - 1, BLOCK_SIZE + 1])
+def test_an_engine_has_computed_before_it_is_asked_and_no_more_positions_than_its_model_has(
+    engine_of, max_model_len
+):
+    engine = engine_of(num_blocks=2, max_model_len=max_model_len)
+    written = engine.cache.tensor.abs().sum(dim=(1, 2, 4, 5))
+    assert (written[0] > 0).sum() == min(BLOCK_SIZE, max_model_len)
+    assert not written[1].any()
+    assert engine.core.pool.ledger().free == 2
