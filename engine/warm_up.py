@@ -1,4 +1,4 @@
-"""What a worker is going to do, done once before anybody waits for it: on a GPU kernels are compiled at their first use,
+"""What a worker is going to do, done once before anybody waits: on a GPU kernels are compiled at their first use,
 and everywhere memory is taken then.
 
 Called while an engine is assembled. Leaves nothing behind but bytes in block 0, which nobody owns yet.
@@ -15,7 +15,7 @@ _PARAMS = (SamplingParams(), SamplingParams(temperature=1.0, top_p=0.9, top_k=50
 
 
 def warm_up(runner: ModelRunner, sampler: Sampler, cache: KVCache, *, tokens_max: int) -> None:
-    """A prompt, a single token, each way to draw one, and a block to host memory and back. tokens_max: of a sequence."""
+    """A prompt, a single token, each way to draw one, a block to host memory and back. tokens_max: of a sequence."""
     size = cache.layout.block_size
     tokens = min(size, tokens_max)
     for first, count in ((0, tokens), (tokens - 1, 1)):
