@@ -21,6 +21,7 @@ import structlog
 from commands.ranks import cores_of, following, threads_of
 from crossdock.worker.v1 import worker_pb2 as pb
 from engine.assembly import Engine, assemble
+from engine.cache.kv_cache import KVCache
 from engine.kernels.core_share import CoreShare
 from engine.loop import EngineLoop, InboxFull
 from engine.policy import Policy
@@ -63,6 +64,9 @@ from service.worker_process import (
 )
 from service.worker_rim import PROTOCOL_VERSION, Host, WorkerRim
 from tensor_parallel.followers import ProcessFollowers
+
+LEFT_FREE_BYTES = 1 << 30
+"""Of memory that a worker does not take before it needs it."""
 
 _REFUSALS = {
     InvalidRequest: EndCause.INVALID,
@@ -156,10 +160,12 @@ def _run(
     followers: ProcessFollowers | None,
 ) -> None:
     wishes = role.wishes(_wishes(options, model, followers), options)
+    sole = board is not None and board.sole(options.core_seat)
+    computes = partial(_compute_behind, role.nice, sole=sole)
     progress = Progress(readiness.loading, time.monotonic)
     before = other_threads()
     # The threads that compute are begun by the one that assembles, and make way as it does.
-    computing = ThreadPoolExecutor(1, initializer=partial(_compute_behind, role.nice))
+    computing = ThreadPoolExecutor(1, initializer=computes)
     with computing, ThreadPoolExecutor(1) as reading:
         assembling = computing.submit(
             assemble,
@@ -186,7 +192,12 @@ def _run(
     if options.max_model_len is not None and engine.capacity.tokens_max < options.max_model_len:
         shorter = f"requests have at most {engine.capacity.tokens_max} tokens: more do not fit the KV blocks"
         structlog.get_logger().warning(shorter, max_model_len=options.max_model_len)
-    server.run(_serve(options, role, engine, board, guides, engine_threads, wishes.cores.own))
+
+    def begin() -> None:
+        computes()
+        bind_to_cores(wishes.cores.own)
+
+    server.run(_serve(options, role, engine, board, guides, engine_threads, begin))
 
 
 def _wishes(options: WorkerOptions, model: Path, followers: ProcessFollowers | None) -> EngineWishes:
@@ -206,9 +217,9 @@ async def _serve(
     board: CoreBoard | None,
     guides: GuideCompiler,
     engine_threads: EngineThreads,
-    cores: tuple[int, ...],
+    begin: Callable[[], None],
 ) -> None:
-    """cores: that the step thread runs on."""
+    """begin: what the step thread does first."""
     identity = Identity(worker_id=options.worker_id, epoch=secrets.randbits(63))
     rim = WorkerRim(role.response, asyncio.get_running_loop())
 
@@ -221,8 +232,7 @@ async def _serve(
 
     def on_start() -> None:
         engine_threads.start()
-        _compute_behind(role.nice)
-        bind_to_cores(cores)
+        begin()
 
     loop = EngineLoop(
         engine.core,
@@ -233,7 +243,7 @@ async def _serve(
         on_start=on_start,
         on_compute=_nothing if board is None else partial(board.compute, options.core_seat),
         on_rest=_nothing if board is None else partial(board.rest, options.core_seat),
-        chore=engine.cache.populate,
+        chore=partial(_take_memory, engine.cache),
         inbox_actions_max=INBOX_ACTIONS_MAX,
     )
     # Until its first action it would pass for one without a free block.
@@ -268,10 +278,17 @@ async def _serve(
     await serve_worker(options, service)
 
 
-def _compute_behind(nice: int) -> None:
-    """This thread, and those that it starts, compute; whoever moves tokens or blocks goes first."""
+def _compute_behind(nice: int, *, sole: bool) -> None:
+    """This thread, and those that it starts, compute; whoever moves tokens or blocks goes first. sole: no other worker
+    computes on the same cores: it would have to wait for the end of a slice."""
     give_way(nice)
-    compute_in_long_slices()
+    if sole:
+        compute_in_long_slices()
+
+
+def _take_memory(cache: KVCache) -> bool:
+    """Some of what the KV cache is going to need, as long as others have room. False when it is all there, or they not."""
+    return free_memory_bytes() > LEFT_FREE_BYTES and cache.populate()
 
 
 def _nothing() -> None:

@@ -59,6 +59,12 @@ class CoreBoard:
         """Where other processes of this user find it, while this process has it open."""
         return Path(f"/proc/{os.getpid()}/fd/{self._file}")
 
+    def sole(self, seat: int) -> bool:
+        """Whether the worker's cores are nobody else's."""
+        lines = [self._page[at : at + _LINE_BYTES] for at in range(0, len(self._page), _LINE_BYTES)]
+        own = [line[_FIRST_SEAT:] for line in lines if line[_FIRST_SEAT + seat]]
+        return all(sum(map(bool, seats)) == 1 for seats in own)
+
     def compute(self, seat: int) -> None:
         """The worker needs its cores from now on: nobody begins anything on them."""
         self._write(seat, _COMPUTES)

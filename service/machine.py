@@ -4,7 +4,9 @@ import ctypes
 import os
 import struct
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import suppress
+from pathlib import Path
 
 from service.startup import StartupError
 
@@ -15,7 +17,7 @@ TURN_S = 0.0002
 """Of one thread in the interpreter, while another waits for it: a few messages' worth."""
 
 SLICE_S = 0.02
-"""Ten times what is usual: of threads that have all the time they get to themselves anyway."""
+"""Ten times what is usual: of threads that have a core to themselves, but for what wakes and soon sleeps again."""
 
 _SCHED_SETATTR = {"x86_64": 314, "aarch64": 274}
 _SCHED_ATTR = "IIQiIQQQ"
@@ -65,14 +67,38 @@ def compute_in_long_slices() -> bool:
     return bool(ctypes.CDLL(None).syscall(call, 0, attributes, 0) == 0)
 
 
-def free_memory_bytes() -> int:
-    """Memory that a new process can take without swapping (MemAvailable of proc(5))."""
-    with open("/proc/meminfo", encoding="ascii") as lines:
-        for line in lines:
-            name, value = line.split(":")
-            if name == "MemAvailable":
-                return int(value.split()[0]) * 1024
+def free_memory_bytes(proc: Path = Path("/proc"), groups: Path = Path("/sys/fs/cgroup")) -> int:
+    """Memory that a new process can take without swapping: what the machine has (MemAvailable of proc(5)) and what each
+    control group of this process leaves it (memory.max of version 2)."""
+    return min([_available_bytes(proc / "meminfo"), *_left_in_groups(proc / "self/cgroup", groups)])
+
+
+def _available_bytes(meminfo: Path) -> int:
+    for line in meminfo.read_text().splitlines():
+        name, value = line.split(":")
+        if name == "MemAvailable":
+            return int(value.split()[0]) * 1024
     return os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+
+
+def _left_in_groups(own: Path, groups: Path) -> Iterator[int]:
+    """Of each group with a limit, from the process's own upwards."""
+    with suppress(OSError):
+        path = next((line[3:] for line in own.read_text().splitlines() if line.startswith("0::")), "/")
+        group = groups / path.strip("/")
+        for each in (group, *group.parents):
+            if each == groups.parent:
+                return
+            with suppress(OSError, ValueError):  # no limit, or none of this version
+                limit = int((each / "memory.max").read_text())
+                yield max(0, limit - _used_bytes(each))
+
+
+def _used_bytes(group: Path) -> int:
+    """Without the file pages that the system drops when it needs the room."""
+    lines = (line.split() for line in (group / "memory.stat").read_text().splitlines())
+    droppable = next((int(size) for name, size in lines if name == "inactive_file"), 0)
+    return int((group / "memory.current").read_text()) - droppable
 
 
 def keep_freed_memory(kept_bytes: int) -> None:

@@ -1,5 +1,6 @@
 """The bytes of all blocks in host memory. Knows positions and bytes; never who owns them."""
 
+import ctypes
 import mmap
 from collections.abc import Sequence
 
@@ -32,7 +33,7 @@ class KVCache:
             memory.madvise(
                 mmap.MADV_HUGEPAGE
             )  # a few large pages: fewer faults, and faster reads across layers
-        self._memory, self._populated = memory, 0
+        self._populated = 0
         flat = torch.frombuffer(memory, dtype=layout.dtype)
         self._host = flat.view(num_blocks, *layout.block_shape())
         self._own = self.tensor = self._host[..., share.of(layout.kv_heads), :]
@@ -51,10 +52,11 @@ class KVCache:
         left = self.num_blocks * self.layout.block_bytes() - self._populated
         if left <= 0:
             return False
-        try:
-            self._memory.madvise(_MADV_POPULATE_WRITE, self._populated, min(left, _POPULATED_AT_ONCE_BYTES))
-        except OSError:  # an older system, or one without room: then by whoever writes first
-            return False
+        # Not by mmap's own method: that one keeps the interpreter meanwhile.
+        place = ctypes.c_void_p(self._host.data_ptr() + self._populated)
+        size = ctypes.c_size_t(min(left, _POPULATED_AT_ONCE_BYTES))
+        if ctypes.CDLL(None).madvise(place, size, _MADV_POPULATE_WRITE) != 0:
+            return False  # an older system: then by whoever writes first
         self._populated += _POPULATED_AT_ONCE_BYTES
         return True
 

@@ -38,3 +38,18 @@ def test_what_is_no_board_is_refused_by_name(tmp_path, what):
         path.mkdir()
     with pytest.raises(StartupError, match=f"--core-board: {path}"):
         CoreBoard.open(path)
+
+
+@pytest.mark.parametrize(
+    ("owners", "sole"),
+    [
+        ([(0,), (1,)], [True, True]),
+        ([(0, 1), (2,), (2, 3)], [True, False, False]),
+        ([(0,), (0,)], [False, False]),
+    ],
+)
+def test_a_worker_is_told_whether_its_cores_are_its_own_alone(owners, sole):
+    board = CoreBoard.make(owners)
+    board.compute(0)
+    assert [board.sole(seat) for seat in range(len(owners))] == sole
+    board.close()

@@ -8,7 +8,7 @@ import threading
 
 import pytest
 
-from service.machine import SLICE_S, compute_in_long_slices
+from service.machine import SLICE_S, compute_in_long_slices, free_memory_bytes
 
 SCHED_GETATTR = {"x86_64": 315, "aarch64": 275}.get(platform.machine())
 
@@ -50,3 +50,45 @@ def test_nice_is_kept_with_a_long_slice():
         return os.nice(0)
 
     assert in_a_thread(compute) == os.nice(0) + 5
+
+
+@pytest.fixture
+def machine(tmp_path):
+    """Writes what the system says of memory; asks for what is free of it."""
+
+    def say(available_kib, group="/", **groups):
+        (tmp_path / "self").mkdir(exist_ok=True)
+        (tmp_path / "meminfo").write_text(f"MemTotal: 99 kB\nMemAvailable: {available_kib} kB\n")
+        (tmp_path / "self/cgroup").write_text(f"0::{group}\n")
+        for name, (limit, current, inactive) in groups.items():
+            folder = tmp_path / "groups" / name.replace("_", "/").strip("/")
+            folder.mkdir(parents=True, exist_ok=True)
+            (folder / "memory.max").write_text(f"{limit}\n")
+            (folder / "memory.current").write_text(f"{current}\n")
+            (folder / "memory.stat").write_text(f"anon 1\ninactive_file {inactive}\n")
+        return free_memory_bytes(tmp_path, tmp_path / "groups")
+
+    return say
+
+
+def test_free_memory_is_what_the_machine_has_where_no_group_has_a_limit(machine):
+    assert machine(4, "/") == 4096
+    assert machine(4, "/a/b", a=("max", 10, 0), a_b=("max", 10, 0)) == 4096
+
+
+@pytest.mark.parametrize(
+    ("groups", "left"),
+    [
+        ({"a_b": (3000, 1000, 0)}, 2000),
+        ({"a_b": (3000, 1000, 400)}, 2400),
+        ({"a": (1500, 1000, 0), "a_b": (3000, 1000, 0)}, 500),
+        ({"_": (1200, 1000, 0), "a_b": (3000, 1000, 0)}, 200),
+        ({"a_b": (3000, 3500, 0)}, 0),
+    ],
+)
+def test_free_memory_is_what_the_narrowest_group_leaves(machine, groups, left):
+    assert machine(4, "/a/b", **groups) == left
+
+
+def test_free_memory_of_this_machine_is_a_number_of_bytes():
+    assert 0 < free_memory_bytes() < 1 << 60
