@@ -287,7 +287,7 @@ def _compute_behind(nice: int, *, sole: bool) -> None:
 
 
 def _take_memory(cache: KVCache) -> bool:
-    """Some of what the KV cache is going to need, as long as others have room. False when it is all there, or they not."""
+    """Some of what the KV cache is going to need, as long as there is room. False when all is there, or none."""
     return free_memory_bytes() > LEFT_FREE_BYTES and cache.populate()
 
 
