@@ -18,7 +18,7 @@ import numpy as np
 import torch
 
 from benchmarks.quality import MODES
-from engine.batch import lay_out
+from engine.batch import Shape, lay_out
 from engine.cache.kv_cache import KVCache
 from engine.cache.layout import KVLayout
 from engine.kernels.backend import Backend
@@ -85,10 +85,9 @@ def run(runner: TransformerRunner, token_ids: list[int], streams: int) -> None:
     """The last tokens of so many streams of CONTEXT tokens, as many of each."""
     count, blocks = len(token_ids) // streams, CONTEXT // BLOCK_SIZE
     batch = lay_out(
+        Shape(np.full(streams, count, np.int32), np.ones(streams, np.bool_)),
         token_ids=token_ids,
         firsts=np.full(streams, CONTEXT - count, np.int32),
-        counts=np.full(streams, count, np.int32),
-        wanted=np.ones(streams, np.bool_),
         block_tables=np.arange(streams * blocks, dtype=np.int32).reshape(streams, blocks),
         block_size=BLOCK_SIZE,
     )

@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from engine.batch import Batch, lay_out
+from engine.batch import Batch, Shape, lay_out
 from engine.cache.kv_cache import KVCache
 from engine.cache.layout import KVLayout
 from engine.kernels.backend import Decoder, DecoderWeights
@@ -118,10 +118,9 @@ def prepared(models: list[Transformer], rows: int, context: int) -> tuple[Batch,
     cache = KVCache(layout, rows * each)
     cache.tensor.fill_(0.01)
     batch = lay_out(
+        Shape(np.ones(rows, np.int32), np.ones(rows, np.bool_)),
         token_ids=[7] * rows,
         firsts=np.full(rows, context - 1, np.int32),
-        counts=np.ones(rows, np.int32),
-        wanted=np.ones(rows, np.bool_),
         block_tables=np.random.default_rng(0).permutation(rows * each).reshape(rows, each).astype(np.int32),
         block_size=BLOCK_SIZE,
     )

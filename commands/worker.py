@@ -52,7 +52,7 @@ from service.model_source import resolve_model
 from service.orders import OrderLimits
 from service.pulse import EngineThreads, Pulse, other_threads
 from service.read_vocabulary import read_vocabulary
-from service.reports import EndCause, Report, Response
+from service.reports import EndCause, Response, Told
 from service.worker_counts import TRANSFER_BYTES, TRANSFER_EVENTS, TRANSFERS
 from service.worker_process import (
     INBOX_ACTIONS_MAX,
@@ -126,7 +126,7 @@ class Role(Protocol[_Options_contra]):
         ...
 
     def worker(
-        self, options: _Options_contra, engine: Engine, transport: Any, tell: Callable[[str, Report], None]
+        self, options: _Options_contra, engine: Engine, transport: Any, tell: Callable[[str, Told], None]
     ) -> Worker: ...
 
     def register(

@@ -29,8 +29,12 @@ class DecodePolicy:
 
     def plan(self, view: View, now: float) -> Plan:
         generating = [one for one in view.running if one.uncomputed == 1]
-        reading = [one for one in view.running if one.uncomputed > 1]
-        missing = sum([one.blocks_to_continue for one in generating]) - view.available_blocks
+        reading = (
+            [one for one in view.running if one.uncomputed > 1] if len(generating) < len(view.running) else []
+        )
+        missing = 0
+        if view.available_blocks < len(generating):
+            missing = sum([one.blocks_to_continue for one in generating]) - view.available_blocks
         given_up: list[SequenceView] = []
         back: list[SequenceView] = []
         started: list[SequenceView] = []
@@ -41,12 +45,11 @@ class DecodePolicy:
         elif view.waiting or view.swapped:
             back, started = self._entering(view, now)
         work = rows_of(Work, [one.id for one in (*generating, *back)], repeat(1))
-        budget = TokenBudget(self._prompt_tokens(view, len(work), len(reading) + len(started)))
-        prompts = (Work(id=one.id, tokens=budget.take(one.uncomputed)) for one in (*reading, *started))
-        return Plan(
-            work=(*work, *(each for each in prompts if each.tokens > 0)),
-            preempt=tuple(one.id for one in given_up),
-        )
+        if prompts := (*reading, *started):
+            budget = TokenBudget(self._prompt_tokens(view, len(work), len(prompts)))
+            parts = [Work(id=one.id, tokens=budget.take(one.uncomputed)) for one in prompts]
+            work += [each for each in parts if each.tokens > 0]
+        return Plan(work=tuple(work), preempt=tuple([one.id for one in given_up]))
 
     def grant(self, asking: tuple[SequenceView, ...], *, room: Room, now: float) -> tuple[SequenceView, ...]:
         """Which of the reservations that ask get what they need to start and a seat now. room: without what waits to

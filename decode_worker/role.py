@@ -22,7 +22,7 @@ from kvtransfer.target_endpoint import TransferTarget
 from service.config import DecodeWorkerOptions, WorkerOptions
 from service.guide_compiler import GuideCompiler
 from service.orders import OrderLimits
-from service.reports import Report, Response
+from service.reports import Response, Told
 from service.worker_rim import Host, WorkerRim
 
 
@@ -68,7 +68,7 @@ class DecodeRole:
         options: WorkerOptions,
         engine: Engine,
         transport: TransferTarget,
-        tell: Callable[[str, Report], None],
+        tell: Callable[[str, Told], None],
     ) -> DecodeWorker:
         return DecodeWorker(
             core=engine.core,

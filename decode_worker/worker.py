@@ -9,7 +9,7 @@ from collections.abc import Callable
 from dataclasses import replace
 
 from decode_worker.adoption import believable, require_possible
-from decode_worker.answers import Answers, report_of
+from decode_worker.answers import Answers, report_of, token_reports
 from decode_worker.policy import DecodePolicy
 from decode_worker.prompts import Prompts
 from decode_worker.reservations import Name, Reservation, Reservations, ReservationState
@@ -18,7 +18,7 @@ from engine.cache.block_table import BlockTable
 from engine.cache.kv_cache import KVCache
 from engine.constraint import Constraint
 from engine.core import EngineCore
-from engine.results import Output, StepResult
+from engine.results import Output, Outputs, StepResult
 from engine.scheduling.admission import Room
 from engine.sequence import Sequence, SequenceId, State
 from kvtransfer.errors import Overloaded, Reason, TicketRefused
@@ -32,9 +32,9 @@ from service.reports import (
     AdoptedReport,
     EndCause,
     EndedReport,
-    Report,
     ReservedReport,
     TokenReport,
+    Told,
 )
 from service.token_books import TokenBooks, TokenCounts, Waste
 from service.worker_counts import PREEMPTIONS, PREFIX_HITS, PREFIX_QUERIES, SWAP_OUTS, TRANSFER_FAILURES
@@ -52,7 +52,7 @@ class DecodeWorker:
         cache: KVCache,
         target: TransferTarget,
         vocab_size: int,
-        tell: Callable[[str, Report], None],
+        tell: Callable[[str, Told], None],
         clock: Callable[[], float],
         queue_requests_max: int,
         borrowed_s: Callable[[], float] = lambda: 0.0,
@@ -112,9 +112,8 @@ class DecodeWorker:
 
         What is computed of a prompt is delivered with its first token; each token after it yields one at once.
         """
-        computed = sum([count for _, count in result.progress])
-        self._books.compute(computed)
-        self._books.deliver(computed - self._prompts.advance(result.progress))
+        self._books.compute(result.tokens)
+        self._books.deliver(result.tokens - self._prompts.advance(result.progress))
         for gateway, report in self._prompts.scores(result.scored):
             self._tell(gateway, report)
         self._sampled(result.outputs)
@@ -284,19 +283,18 @@ class DecodeWorker:
         self._answers.begin(reservation, first_tokens, table, credit)
         self._tell(reservation.gateway, AdoptedReport(key=reservation.order.key))
 
-    def _sampled(self, outputs: tuple[Output, ...]) -> None:
-        answers, tell = self._answers.by_sequence, self._tell
-        for output in outputs:
-            sequence, position, sampled, _ = output
-            running = answers.get(sequence.id)
-            if running is None:
-                self._not_running(output)
-                continue
-            order, choice, reason = running.order, sequence.id[2], sequence.end_reason
-            tell(running.gateway, report_of(order, choice, position, sampled, reason))
-            if reason is not None:
+    def _sampled(self, outputs: Outputs) -> None:
+        shares = self._answers.shares(outputs.sequences)
+        for share in shares.by_gateway:
+            self._tell(share.gateway, token_reports(share, outputs))
+        others = set(shares.others)
+        for at in shares.others:
+            self._not_running(outputs[at])
+        for at in outputs.ended:
+            if at not in others:
+                sequence = outputs.sequences[at]
                 self._finished_sequences += 1
-                self._answers.leave(order.key, choice)
+                self._answers.leave(_key(sequence.id), sequence.id[2])
 
     def _not_running(self, output: Output) -> None:
         """It is of a prompt, or of a search."""

@@ -81,34 +81,50 @@ class ModelRunner(Protocol):
         ...
 
 
+class Shape:
+    """What of a batch does not change while the same sequences take as many tokens each, step after step.
+
+    counts: int32 [S], tokens of each run, at least one. wanted: bool [S], whether logits of its last token are."""
+
+    def __init__(self, counts: Int32s, wanted: NDArray[np.bool_]) -> None:
+        self.counts = counts
+        self.starts: Int32s = np.zeros(len(counts) + 1, np.int32)
+        np.cumsum(counts, out=self.starts[1:])
+        self.rows: Int64s = (self.starts[1:][wanted] - 1).astype(np.int64)
+        self._runs: Int64s = np.repeat(np.arange(len(counts)), counts)
+        self._steps: Int32s = np.arange(len(self._runs), dtype=np.int32) - self.starts[:-1][self._runs]
+        self._single = len(self._runs) == len(counts)
+
+    def positions(self, firsts: Int32s) -> Int32s:
+        """int32 [T]. firsts: of each run's first token."""
+        return firsts if self._single else firsts[self._runs] + self._steps
+
+    def blocks(self, tables: Int32s, indices: Int32s) -> Int64s:
+        """int64 [T]: of each token the block that is at this index of its run's table."""
+        return tables[self._runs, indices].astype(np.int64)
+
+
 def lay_out(
+    shape: Shape,
     *,
     token_ids: Sequence[int],
     firsts: Int32s,
-    counts: Int32s,
-    wanted: NDArray[np.bool_],
     block_tables: Int32s,
     block_size: int,
     copies: tuple[BlockCopy, ...] = (),
 ) -> Batch:
-    """firsts, counts: of each run, the position of its first token and its tokens, at least one. token_ids: of all runs
-    in order. wanted: whether logits of the run's last token are."""
-    starts = np.arange(len(counts) + 1, dtype=np.int32)
-    run, positions = starts[:-1], firsts
-    if len(token_ids) > len(counts):
-        run = np.repeat(run, counts)
-        np.cumsum(counts, out=starts[1:])
-        positions = np.arange(len(token_ids), dtype=np.int32) + (firsts - starts[:-1])[run]
-    index, offset = np.divmod(positions, np.int32(block_size))
-    blocks = block_tables.take(run * np.int64(block_tables.shape[1]) + index).astype(np.int64)
+    """firsts: the position of each run's first token. token_ids: of all runs in order."""
+    positions = shape.positions(firsts)
+    indices = positions // block_size
+    blocks = shape.blocks(block_tables, indices)
     assert blocks.min() >= 0, "a block table ends before its sequence's last token"
     return Batch(
         token_ids=np.array(token_ids, np.int64),
         positions=positions,
-        slots=blocks * block_size + offset,
-        query_starts=starts,
-        context_lengths=firsts + counts,
+        slots=(blocks - indices) * block_size + positions,
+        query_starts=shape.starts,
+        context_lengths=firsts + shape.counts,
         block_tables=block_tables,
-        rows=(starts[1:][wanted] - 1).astype(np.int64),
+        rows=shape.rows,
         copies=copies,
     )

@@ -12,6 +12,7 @@ from engine.batch import Batch, BlockCopy, Int32s, Unread, lay_out
 from engine.block_rows import BlockRows
 from engine.cache.block_pool import BlockPool
 from engine.flight import Flight
+from engine.runs import Runs
 from engine.sequence import Progress, Sequence
 from engine.views import SequenceViews
 
@@ -25,31 +26,29 @@ class Binder:
         self._rows = rows
         self._views = views
 
-    def batch(self, runs: Ordered[Progress], earlier: Flight | None) -> Batch:
+    def batch(self, runs: Runs, earlier: Flight | None) -> Batch:
         """Bind the blocks that the work will write, and lay it out. The place where memory safety is asserted."""
-        assert len({sequence.row for sequence, _ in runs}) == len(runs), "a plan names a sequence once"
-        rows = np.array([sequence.row for sequence, _ in runs], np.int32)
-        firsts = np.array([sequence.computed for sequence, _ in runs], np.int32)
-        known = np.array([sequence.known() for sequence, _ in runs], np.int32)
-        counts = np.array([count for _, count in runs], np.int32)
-        ends, size = firsts + counts, np.int32(self._block_size)
-        assert np.minimum(counts - 1, known - ends).min() >= 0, f"{counts} of {known - firsts}"
-        needed = -(-ends // size)
-        missing = needed - self._rows.lengths(rows)
-        for at in np.flatnonzero(missing > 0).tolist():
-            self.extend(runs[at].sequence, int(missing[at]))
-        copies = self._unshared(runs, self._rows.at(rows, firsts // size))
-        batch = lay_out(
-            token_ids=_tokens(runs) if earlier is None else _read_tokens(runs),
-            firsts=firsts,
-            counts=counts,
-            wanted=ends == known,
-            block_tables=self._rows.tables(rows, int(needed.max())),
+        size = self._block_size
+        missing = runs.ends - self._rows.lengths(runs.rows) * size
+        for at in (missing > 0).nonzero()[0].tolist():
+            self.extend(runs.progress[at].sequence, self._views.blocks_for(int(missing[at])))
+        tokens = _tokens(runs) if earlier is None else _read_tokens(runs.progress)
+        batch = self._laid_out(runs, tokens)
+        if self._pool.unwritable(batch.slots // size):
+            copies = self._unshared(runs.progress, self._rows.at(runs.rows, runs.firsts // size))
+            batch = self._laid_out(runs, tokens, copies)
+            assert not self._pool.unwritable(batch.slots // size), "a block that is not the writer's alone"
+        return batch if earlier is None else replace(batch, unread=_unread(runs.progress, batch, earlier))
+
+    def _laid_out(self, runs: Runs, tokens: list[int], copies: tuple[BlockCopy, ...] = ()) -> Batch:
+        return lay_out(
+            runs.shape,
+            token_ids=tokens,
+            firsts=runs.firsts,
+            block_tables=self._rows.tables(runs.rows, self._views.blocks_for(runs.longest)),
             block_size=self._block_size,
             copies=copies,
         )
-        assert not self._pool.unwritable(batch.slots // size), "a block that is not the writer's alone"
-        return batch if earlier is None else replace(batch, unread=_unread(runs, batch, earlier))
 
     def _unshared(self, runs: Ordered[Progress], blocks: Int32s) -> tuple[BlockCopy, ...]:
         """Copy on write: a block that the next run goes on in becomes the sequence's own. blocks: the first that each
@@ -77,19 +76,19 @@ class Binder:
         if promised:
             self._pool.extend(table, promised, sequence.credit)
         if promised < blocks:
-            credit = self._pool.grant(table.owner, blocks - promised)
-            self._pool.extend(table, blocks - promised, credit)
-            self._pool.waive(credit)
+            self._pool.grow(table, blocks - promised)
         if sequence.row is not None:
             self._rows.extend(sequence.row, table.ids(before))
             self._views.change(sequence)
 
 
-def _tokens(runs: Ordered[Progress]) -> list[int]:
+def _tokens(runs: Runs) -> list[int]:
     """What the runs compute, one after the other."""
-    if all(count == 1 for _, count in runs):
-        return [sequence.tokens[sequence.computed] for sequence, _ in runs]
-    return [token for one, count in runs for token in one.tokens[one.computed : one.computed + count]]
+    if runs.steady:
+        return [one.tokens[-1] for one in runs.draws.sequences]
+    return [
+        token for one, count in runs.progress for token in one.tokens[one.computed : one.computed + count]
+    ]
 
 
 def _read_tokens(runs: Ordered[Progress]) -> list[int]:

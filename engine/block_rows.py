@@ -8,7 +8,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from engine.batch import Int32s
+from engine.batch import Int32s, Int64s
 
 ROWS_AT_FIRST = 16
 WIDTH_AT_FIRST = 64
@@ -50,17 +50,17 @@ class BlockRows:
         self._lengths[row] = 0
         self._free.append(row)
 
-    def lengths(self, rows: Int32s) -> Int32s:
+    def lengths(self, rows: Int64s) -> Int32s:
         """Blocks of each of these."""
-        return self._lengths[rows]
+        return self._lengths.take(rows)
 
-    def at(self, rows: Int32s, positions: Int32s) -> Int32s:
+    def at(self, rows: Int64s, positions: Int32s) -> Int32s:
         """One block of each of these."""
         return self._blocks[rows, positions]
 
-    def tables(self, rows: Int32s, width: int) -> Int32s:
+    def tables(self, rows: Int64s, width: int) -> Int32s:
         """[len(rows), width]: the beginning of each of these, as a copy."""
-        return self._blocks[:, :width][rows]
+        return self._blocks[:, :width].take(rows, axis=0)
 
     def _add_rows(self) -> None:
         count = len(self._lengths)

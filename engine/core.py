@@ -11,7 +11,7 @@ from typing import TypeAlias
 
 import torch
 
-from engine.batch import ModelRunner
+from engine.batch import Int64s, ModelRunner
 from engine.binding import Binder
 from engine.block_rows import BlockRows
 from engine.cache.block_pool import BlockPool, Ledger
@@ -19,21 +19,21 @@ from engine.cache.block_table import BlockTable, Owner, OwnerKind
 from engine.cache.coming import Coming
 from engine.cache.prefix_chain import PrefixChain
 from engine.cache.swap_space import SwapSpace
-from engine.columns import rows_of
-from engine.draws import begin, dead_ends, draw, foreseen
+from engine.draws import NO_TWINS, Twins, begin, dead_ends, draw, foreseen, take
 from engine.flight import Flight
 from engine.policy import Plan, Policy, View
-from engine.results import Output, StepResult
+from engine.results import NO_OUTPUTS, Outputs, StepResult
+from engine.runs import Draws, Runs
 from engine.sampling import Sampled, Sampler
 from engine.scheduling.headroom import Headroom
 from engine.scheduling.pace import Pace
-from engine.scoring import Scored, asked_of, limited, read_scores, with_scored_rows
+from engine.scoring import Scored, limited, read_scores, with_scored_rows
 from engine.sequence import EndReason, Event, Progress, Sequence, SequenceId, State
 from engine.views import SequenceViews
 
-_Ends: TypeAlias = tuple[tuple[Output, ...], tuple[Sequence, ...]]
+_Ends: TypeAlias = tuple[Outputs, tuple[Sequence, ...]]
 """What was drawn, and the sequences for which nothing could be."""
-_NOTHING: _Ends = ((), ())
+_NOTHING: _Ends = (NO_OUTPUTS, ())
 
 
 class EngineCore:
@@ -74,6 +74,7 @@ class EngineCore:
         self._rows = BlockRows()
         self._coming = Coming()
         self._views = SequenceViews(pool, block_size, self._coming)
+        self._last: Runs | None = None
         self._binder = Binder(pool, block_size, self._rows, self._views)
 
     def chain(self, scope: bytes) -> PrefixChain:
@@ -149,9 +150,10 @@ class EngineCore:
 
     def measured(self, result: StepResult, seconds: float) -> None:
         """Whoever has a clock says how long a step took."""
-        runs = [tokens for _, tokens in result.progress]
-        ones = runs.count(1)
-        self._pace = self._pace.after_step(generating=ones, prompt_tokens=sum(runs) - ones, seconds=seconds)
+        ones, tokens = len(result.progress), result.tokens
+        if tokens > ones:
+            ones = [count for _, count in result.progress].count(1)
+        self._pace = self._pace.after_step(generating=ones, prompt_tokens=tokens - ones, seconds=seconds)
 
     def swapping(self) -> bool:
         """Whether somebody waits to come back."""
@@ -167,7 +169,7 @@ class EngineCore:
         if earlier is not None and plan.preempt:  # what is given up has no token that nobody knows
             return self._told(earlier)
         preempted = tuple(self._preempt(self._running[each]) for each in plan.preempt)
-        runs = limited(self._prepare(plan, view))
+        runs = self._prepare(plan, view)
         if runs or preempted:
             self._headroom = self._headroom.after_step(len(preempted))
         if not runs:
@@ -176,9 +178,9 @@ class EngineCore:
         if flight.drawing is not None:
             self._flight = flight
         elif earlier is None:
-            return self._told(flight, progress=tuple(runs), preempted=preempted, scored=scored)
+            return self._told(flight, runs, preempted=preempted, scored=scored)
         assert flight.drawing is not None or not flight.complete, "somebody was not foreseen"
-        return self._told(earlier, progress=tuple(runs), preempted=preempted, scored=scored)
+        return self._told(earlier, runs, preempted=preempted, scored=scored)
 
     def _foreseen(self) -> bool:
         """Whether nobody here needs to know what was drawn before the next step can begin."""
@@ -189,15 +191,16 @@ class EngineCore:
     def _told(
         self,
         flight: Flight | None,
+        runs: Runs | None = None,
         *,
-        progress: tuple[Progress, ...] = (),
         preempted: tuple[Sequence, ...] = (),
         scored: tuple[Scored, ...] = (),
     ) -> StepResult:
         """With what that flight has drawn."""
         outputs, stuck = _NOTHING if flight is None else self._land(flight)
         return StepResult(
-            progress=progress,
+            progress=() if runs is None else runs.progress,
+            tokens=0 if runs is None else runs.tokens,
             outputs=outputs,
             preempted=preempted,
             scored=scored,
@@ -205,26 +208,31 @@ class EngineCore:
             landed=flight is not None,
         )
 
-    def _begin(self, runs: Ordered[Progress], earlier: Flight | None) -> tuple[tuple[Scored, ...], Flight]:
+    def _begin(self, runs: Runs, earlier: Flight | None) -> tuple[tuple[Scored, ...], Flight]:
         """Compute the runs: how likely the tokens are where somebody asked, and what is to be drawn. Where that needs
         nobody, it has begun."""
         batch = self._binder.batch(runs, earlier)
         scored: tuple[Scored, ...] = ()
-        if asked_of(runs):
-            scored, logits = read_scores(self._sampler, runs, self._runner.run(with_scored_rows(batch, runs)))
+        if runs.scored:
+            told = self._runner.run(with_scored_rows(batch, runs.progress))
+            scored, logits = read_scores(self._sampler, runs.progress, told)
         else:
             logits = self._runner.run(batch)
-        ahead = self._ahead and all(foreseen(sequence) for sequence, _ in runs)
-        complete = self._advance(runs)
-        drawing = None
-        if ahead and complete:
-            drawing = begin(self._sampler, complete, logits)
-            self._await(complete)
-        return scored, Flight(complete=complete, logits=logits, drawing=drawing)
+        ahead = self._ahead and all(foreseen(sequence) for sequence, _ in runs.progress)
+        self._advance(runs)
+        draws, positions, drawing = runs.draws, runs.draws.positions, None
+        self._last = runs if runs.steady else None
+        if ahead and draws.sequences:
+            drawing = begin(self._sampler, draws, logits)
+            self._await(draws.sequences)
+        runs.go_on()
+        return scored, Flight(draws=draws, positions=positions, logits=logits, drawing=drawing)
 
-    def _prepare(self, plan: Plan, view: View) -> list[Progress]:
+    def _prepare(self, plan: Plan, view: View) -> Runs:
         """Check the plan and start what it starts. What shares a prefix with another start of the same plan is left to
         the next one: nobody knew yet that it is coming."""
+        if self._last is not None and self._last.work == plan.work:
+            return self._last
         coming = {one.id: one.coming for one in view.waiting}
         work = plan.work
         for name in dict.fromkeys([name for name, _ in work if name not in self._running]):
@@ -232,7 +240,7 @@ class EngineCore:
                 work = tuple([each for each in work if each.id != name])
             else:
                 self._enter(name)
-        return rows_of(Progress, [self._running[name] for name, _ in work], [count for _, count in work])
+        return Runs(plan.work, limited([Progress(self._running[name], count) for name, count in work]))
 
     def _preempt(self, sequence: Sequence) -> Sequence:
         """Give up its blocks. What is published of them stays cached as long as nobody needs the room."""
@@ -287,6 +295,7 @@ class EngineCore:
 
     def _run(self, sequence: Sequence) -> None:
         assert sequence.table is not None
+        self._last = None
         self._running[sequence.id] = sequence
         sequence.row = self._rows.open(sequence.table.ids())
         self._views.enter(sequence)
@@ -294,22 +303,20 @@ class EngineCore:
     def _rest(self, sequence: Sequence) -> None:
         """It was taken out of those that run."""
         assert sequence.row is not None
+        self._last = None
         self._rows.close(sequence.row)
         sequence.row = None
         self._views.leave(sequence)
 
-    def _advance(self, runs: Ordered[Progress]) -> list[Sequence]:
-        """What the device was told to compute counts as computed. Those for which a token is to be drawn."""
-        complete, size = [], self._block_size
-        for sequence, count in runs:
-            sequence.computed = computed = sequence.computed + count
-            reading = computed < sequence.known()
-            if reading or count > 1 or computed % size == 0:
-                self._views.change(sequence)
-                self._publish(sequence, (computed - count) // size)
-            if not reading:
-                complete.append(sequence)
-        return complete
+    def _advance(self, runs: Runs) -> None:
+        """What the device was told to compute counts as computed."""
+        size = self._block_size
+        for sequence, count in runs.progress:
+            sequence.computed += count
+        for at in (runs.long | (runs.ends % size == 0)).nonzero()[0].tolist():
+            sequence, count = runs.progress[at]
+            self._views.change(sequence)
+            self._publish(sequence, (sequence.computed - count) // size)
 
     def _await(self, complete: Ordered[Sequence]) -> None:
         """A token of each is being drawn; whatever it is, one that has come to its limit ends with it."""
@@ -321,39 +328,47 @@ class EngineCore:
     def _land(self, flight: Flight) -> _Ends:
         """Read a token for each of a flight that is still wanted, and one for each of its twins; and the dead ends,
         which have none."""
+        draws, positions = flight.draws, flight.positions
         if flight.drawing is None:
-            return self._sample(list(flight.complete), flight.logits)
+            return self._sample(draws, positions, flight.logits)
         sampled = flight.drawing.read()
-        wanted = [at for at, one in enumerate(flight.complete) if one.state is State.RUNNING]
-        complete = [flight.complete[at] for at in wanted]
-        for sequence in complete:
+        wanted = [at for at, one in enumerate(draws.sequences) if one.state is State.RUNNING]
+        if len(wanted) < len(draws.sequences):
+            draws, positions = Draws([draws.sequences[at] for at in wanted]), positions[wanted]
+            sampled = [sampled[at] for at in wanted]
+        for sequence in draws.sequences:
             sequence.pending -= 1
-        return self._append(complete, [sampled[at] for at in wanted], [()] * len(wanted)), ()
+        outputs = self._take(draws, positions, sampled)
+        for at in ((positions + 1) % self._block_size == 0).nonzero()[0].tolist():
+            sequence = draws.sequences[at]
+            if sequence.end_reason is None and sequence.computed > positions[at]:
+                self._publish(sequence, int(positions[at]) // self._block_size)
+        return outputs, ()
 
-    def _sample(self, complete: list[Sequence], logits: torch.Tensor) -> _Ends:
+    def _sample(self, draws: Draws, positions: Int64s, logits: torch.Tensor) -> _Ends:
         """As they are drawn now."""
-        stuck: tuple[Sequence, ...] = ()
-        if indices := dead_ends(complete):
-            stuck = tuple([complete[index] for index in indices])
-            for sequence in stuck:
-                self._finish(sequence, EndReason.DEAD_END)
-            kept = [index for index in range(len(complete)) if index not in indices]
-            complete, logits = [complete[index] for index in kept], logits[kept]
-        own, twins = zip(*draw(self._sampler, complete, logits), strict=True) if complete else ((), ())
-        return self._append(complete, own, twins), stuck
+        sequences = draws.sequences
+        if indices := dead_ends(draws):
+            for at in indices:
+                self._finish(sequences[at], EndReason.DEAD_END)
+            kept = [at for at in range(len(sequences)) if at not in indices]
+            left = Draws([sequences[at] for at in kept])
+            outputs, _ = self._sample(left, positions[kept], logits[kept])
+            return outputs, tuple([sequences[at] for at in indices])
+        sampled, twins = draw(self._sampler, draws, positions, logits) if sequences else ([], {})
+        return self._take(draws, positions, sampled, twins), ()
 
-    def _append(
-        self, complete: list[Sequence], own: Ordered[Sampled], twins: Ordered[tuple[Sampled, ...]]
-    ) -> tuple[Output, ...]:
-        outputs = rows_of(Output, complete, [len(one.tokens) for one in complete], own, twins)
-        for sequence, sampled in zip(complete, own, strict=True):
-            sequence.append(sampled.token)
-            sequence.twins = ()
-            if sequence.end_reason is not None:
-                self._finish(sequence, sequence.end_reason)
-            elif sequence.computed >= len(sequence.tokens) and len(sequence.tokens) % self._block_size == 0:
-                self._publish(sequence, len(sequence.tokens) // self._block_size - 1)
-        return tuple(outputs)
+    def _take(
+        self,
+        draws: Draws,
+        positions: Int64s,
+        sampled: list[Sampled],
+        twins: Twins = NO_TWINS,
+    ) -> Outputs:
+        outputs = take(draws, positions, sampled, twins)
+        for at in outputs.ended:
+            self._finish(outputs.sequences[at], outputs.sequences[at].end_reason)
+        return outputs
 
     def _publish(self, sequence: Sequence, first: int) -> None:
         """Full blocks from `first` on can be found by others from now on; those with a pending token cannot yet."""
@@ -364,7 +379,8 @@ class EngineCore:
             self.pool.publish(sequence.table, first, links)
             self._coming.settle(sequence.id, links)
 
-    def _finish(self, sequence: Sequence, reason: EndReason) -> None:
+    def _finish(self, sequence: Sequence, reason: EndReason | None) -> None:
+        assert reason is not None
         sequence.end_reason = reason
         sequence.advance(Event.FINISH)
         if self._ending.pop(sequence.id, None) is None:

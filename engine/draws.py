@@ -1,77 +1,88 @@
 """What is drawn for the sequences whose tokens are all computed: a token for each, and one for each of its twins.
 
-Called by the core. Asks constraints what is allowed, right before the sampler is asked; changes no sequence.
+Called by the core. Asks constraints what is allowed, right before the sampler is asked. Only `take` changes sequences.
 """
 
-from collections.abc import Sequence as Ordered
-from itertools import repeat
+from collections.abc import Mapping
+from types import MappingProxyType
 from typing import TypeAlias
 
 import torch
 
+from engine.batch import Int64s
+from engine.results import Outputs
+from engine.runs import Draws
 from engine.sampling import Drawing, Rule, Sampled, Sampler
 from engine.sequence import Sequence
 
-Drawn: TypeAlias = tuple[Sampled, tuple[Sampled, ...]]
-"""A sequence's own token, and those of its twins in their order."""
+Twins: TypeAlias = Mapping[int, tuple[Sampled, ...]]
+NO_TWINS: Twins = MappingProxyType({})
+Drawn: TypeAlias = tuple[list[Sampled], Twins]
+"""Each sequence's own token, and by index those of its twins in their order."""
 
 
-def dead_ends(complete: Ordered[Sequence]) -> list[int]:
+def dead_ends(draws: Draws) -> list[int]:
     """Indices of those whose constraints allow no token."""
-    return [
-        index
-        for index, one in enumerate(complete)
-        if one.constraint is not None and not one.constraint.allowed().any()
-    ]
+    return [at for at in draws.ruled if _is_stuck(draws.sequences[at])]
 
 
 def foreseen(sequence: Sequence) -> bool:
     """Whether its next tokens can be drawn one after the other before anybody has read which they are."""
     params = sequence.sampling
     return not (
-        sequence.adjustments is not None
-        or sequence.constraint is not None
+        sequence.ruled()
         or sequence.scored is not None
         or sequence.twins
         or params.logprobs
         or params.candidates
-        or len(sequence.tokens) < sequence.stop.min_length
     )
 
 
-def begin(sampler: Sampler, complete: Ordered[Sequence], logits: torch.Tensor) -> Drawing:
+def begin(sampler: Sampler, draws: Draws, logits: torch.Tensor) -> Drawing:
     """For each of these, all foreseen, from its row of the logits, the token after its pending ones."""
-    params = [one.sampling for one in complete]
-    return sampler.begin(logits, params, [one.known() for one in complete])
+    return sampler.begin(logits, draws.params, draws.positions.tolist())
 
 
-def draw(sampler: Sampler, complete: Ordered[Sequence], logits: torch.Tensor) -> list[Drawn]:
-    """For each of these from its row of the logits. None of them is a dead end."""
-    params = [one.sampling for one in complete]
-    positions = [len(one.tokens) for one in complete]
-    own = sampler.sample(logits, params, positions, _rules(complete))
-    twins = {at: _twins(sampler, one, logits[at]) for at, one in enumerate(complete) if one.twins}
-    if not twins:
-        return list(zip(own, repeat(())))
-    return [(sampled, twins.get(at, ())) for at, sampled in enumerate(own)]
+def draw(sampler: Sampler, draws: Draws, positions: Int64s, logits: torch.Tensor) -> Drawn:
+    """For each of these at its position from its row of the logits. None of them is a dead end."""
+    sequences = draws.sequences
+    rules = {at: _rule(sequences[at]) for at in draws.ruled if sequences[at].ruled()}
+    own = sampler.sample(logits, draws.params, positions.tolist(), rules)
+    return own, {at: _twins(sampler, sequences[at], logits[at]) for at in draws.twinned}
+
+
+def take(draws: Draws, positions: Int64s, sampled: list[Sampled], twins: Twins = NO_TWINS) -> Outputs:
+    """Each sequence gets its token, drawn at its position; few have to be looked at for what it means."""
+    sequences, tokens = draws.sequences, [one.token for one in sampled]
+    for sequence, token in zip(sequences, tokens, strict=True):
+        sequence.tokens.append(token)
+    for at in draws.twinned:
+        sequences[at].twins = ()
+    remarkable = draws.remarkable(tokens, positions)
+    for at in remarkable:
+        sequences[at].settle()
+    return Outputs(
+        sequences=sequences,
+        positions=positions,
+        sampled=sampled,
+        tokens=tokens,
+        twins=twins,
+        told_more=draws.told_more,
+        ended=[at for at in remarkable if sequences[at].end_reason is not None],
+    )
 
 
 def _twins(sampler: Sampler, sequence: Sequence, logits: torch.Tensor) -> tuple[Sampled, ...]:
     """From the row of logits that its own token is drawn from."""
     count = len(sequence.twins)
-    rules = {at: rule for at in range(count) for rule in _rules([sequence]).values()}
+    rules = {at: _rule(sequence) for at in range(count)} if sequence.ruled() else {}
     return tuple(
         sampler.sample(logits.expand(count, -1), sequence.twins, [len(sequence.tokens)] * count, rules)
     )
 
 
-def _rules(complete: Ordered[Sequence]) -> dict[int, Rule]:
-    """Of those after which some tokens may not come, or not as the model says, by number."""
-    return {
-        at: _rule(one)
-        for at, one in enumerate(complete)
-        if one.adjustments is not None or one.constraint is not None or len(one.tokens) < one.stop.min_length
-    }
+def _is_stuck(sequence: Sequence) -> bool:
+    return sequence.constraint is not None and not sequence.constraint.allowed().any()
 
 
 def _rule(sequence: Sequence) -> Rule:

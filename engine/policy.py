@@ -4,7 +4,6 @@ A policy is a pure function: it reads a View and returns a Plan. It allocates no
 nothing. The core validates the plan and moves the blocks; one place asserts memory safety for every policy.
 """
 
-from dataclasses import dataclass
 from typing import NamedTuple, Protocol
 
 from engine.scheduling.pace import Pace
@@ -37,8 +36,7 @@ class SequenceView(NamedTuple):
     seats: int = 1
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class View:
+class View(NamedTuple):
     """The engine between two steps, in order of arrival. available_blocks: owned by nobody and not promised to
     anybody. swapped: given up, and kept in host memory. headroom: see `Headroom`. pace: see `Pace`."""
 
@@ -47,7 +45,7 @@ class View:
     available_blocks: int
     swapped: tuple[SequenceView, ...] = ()
     headroom: float = 0.0
-    pace: Pace = Pace()  # noqa: RUF009 (a value)
+    pace: Pace = Pace()
 
 
 class Work(NamedTuple):
@@ -57,8 +55,7 @@ class Work(NamedTuple):
     tokens: int
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Plan:
+class Plan(NamedTuple):
     """One step. What is given up for want of blocks goes first; it has no work. A waiting sequence that gets work is
     started by it, and one that was swapped out comes back."""
 

@@ -1,8 +1,12 @@
-"""What one step did, for whoever takes it further."""
+"""What one step did. The tokens that it drew are columns: most who read them want those, and a few want a row."""
 
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import NamedTuple
 
+import numpy as np
+
+from engine.batch import Int64s
 from engine.sampling import Sampled
 from engine.scoring import Scored
 from engine.sequence import Progress, Sequence
@@ -19,14 +23,49 @@ class Output(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Outputs:
+    """sequences: n of them; the same list for as long as the same ones draw, step after step. positions: int64 [n].
+    sampled: of each; tokens: of these. twins: by index, of those that have any. told_more: ascending indices of those
+    that asked for logprobs, and ended: of those whose last token it was."""
+
+    sequences: list[Sequence]
+    positions: Int64s
+    sampled: list[Sampled]
+    tokens: list[int]
+    twins: Mapping[int, tuple[Sampled, ...]]
+    told_more: list[int]
+    ended: list[int]
+
+    def __len__(self) -> int:
+        return len(self.sequences)
+
+    def __iter__(self) -> Iterator[Output]:
+        return map(self.__getitem__, range(len(self)))
+
+    def __getitem__(self, index: int) -> Output:
+        return Output(
+            self.sequences[index],
+            int(self.positions[index]),
+            self.sampled[index],
+            self.twins.get(index, ()),
+        )
+
+
+NO_OUTPUTS = Outputs(
+    sequences=[], positions=np.zeros(0, np.int64), sampled=[], tokens=[], twins={}, told_more=[], ended=[]
+)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class StepResult:
-    """What one step did. Empty when the policy found nothing that can run now. preempted: given up; those that are
-    DETACHED are here no more and own nothing, the others come back by themselves. scored: see `Sequence`. dead_ends:
-    finished, and not with a token: their constraints allowed none. landed: outputs are all that an earlier step has
-    drawn, be it for nobody any more."""
+    """What one step did. Empty when the policy found nothing that can run now. tokens: of all its progress. preempted:
+    given up; those that are DETACHED are here no more and own nothing, the others come back by themselves. scored: see
+    `Sequence`. dead_ends: finished, and not with a token: their constraints allowed none. landed:
+    outputs are all that an earlier step has drawn, be it for nobody any more."""
 
     progress: tuple[Progress, ...] = ()
-    outputs: tuple[Output, ...] = ()
+    tokens: int = 0
+    outputs: Outputs = NO_OUTPUTS
     preempted: tuple[Sequence, ...] = ()
     scored: tuple[Scored, ...] = ()
     dead_ends: tuple[Sequence, ...] = ()

@@ -114,10 +114,10 @@ class Sampler:
         row that holds a NaN or +inf, or nothing but -inf; any other -inf is a token that is never sampled,
         unless all that is allowed are such.
         """
-        assert logits.dtype == torch.float32, logits.dtype
-        assert logits.ndim == 2 and logits.shape[1] < VOCAB_MAX, logits.shape
-        assert len(params) == len(positions) == len(logits), f"{len(params)} rows, logits {logits.shape}"
         values: Logits = np.ascontiguousarray(logits.numpy(force=True))
+        assert values.dtype == np.float32, values.dtype
+        assert values.ndim == 2 and values.shape[1] < VOCAB_MAX, values.shape
+        assert len(params) == len(positions) == len(values), f"{len(params)} rows, logits {values.shape}"
         free = [_LIKELIEST if at in rules else each for at, each in enumerate(params)] if rules else params
         tokens = self._kernels.draw(values, free, positions) if params else []
         if BROKEN in tokens:

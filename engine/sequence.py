@@ -80,6 +80,10 @@ class StopRules:
         banned = self.stop_token_ids if length < self.min_length else NO_TOKENS
         return banned | (self.final_token_ids - self.stop_token_ids) if self.final_token_ids else banned
 
+    def ends(self) -> frozenset[int]:
+        """Tokens that may be the last one."""
+        return self.stop_token_ids | self.final_token_ids if self.final_token_ids else self.stop_token_ids
+
     def end_with(self, token: int, length: int) -> "EndReason | None":
         """Whether a run of so many tokens ends with this one."""
         if token in self.final_token_ids:
@@ -200,14 +204,27 @@ class Sequence:
         """Tokens that are there but whose KV is not computed."""
         return len(self.tokens) + self.pending - self.computed
 
+    def ruled(self) -> bool:
+        """Whether what may follow depends on more than the model and the sampling parameters."""
+        return (
+            self.adjustments is not None
+            or self.constraint is not None
+            or len(self.tokens) < self.stop.min_length
+        )
+
     def append(self, token: int) -> None:
         """Take a sampled token, and note whether it ends the sequence."""
-        tokens = self.tokens
-        assert self.computed >= len(tokens), "a token is sampled from a fully computed sequence"
-        tokens.append(token)
+        assert self.computed >= len(self.tokens), "a token is sampled from a fully computed sequence"
+        self.tokens.append(token)
+        self.settle()
+
+    def settle(self) -> None:
+        """Note what its last token, which was just sampled, means for it. Where it is not ruled and the token is none
+        that may end it, this changes nothing before its length limit."""
+        token = self.tokens[-1]
         if self.adjustments is not None:
             self.adjustments = self.adjustments.after(token)
-        self.end_reason = self.stop.end_with(token, len(tokens))
+        self.end_reason = self.stop.end_with(token, len(self.tokens))
         if self.constraint is not None and self.end_reason is None:
             self.constraint.advance(token)
 

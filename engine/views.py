@@ -4,7 +4,7 @@ Made and asked by the core alone. What does not change from one step to the next
 it does. Never changes anything else, never decides.
 """
 
-from bisect import bisect_left, insort
+from bisect import bisect_left
 from collections.abc import Mapping
 
 from engine.cache.block_pool import BlockPool, Match
@@ -25,7 +25,8 @@ class SequenceViews:
         self._block_size = block_size
         self._coming = coming
         self._order: list[tuple[float, SequenceId]] = []
-        self._views: dict[SequenceId, SequenceView] = {}
+        self._views: list[SequenceView] = []
+        self._lacking = 0
         self._changed: dict[SequenceId, Sequence] = {}
 
     def entering(self, sequence: Sequence) -> SequenceView:
@@ -45,7 +46,10 @@ class SequenceViews:
 
     def enter(self, sequence: Sequence) -> None:
         """It runs from now on."""
-        insort(self._order, (sequence.arrived, sequence.id))
+        at = bisect_left(self._order, (sequence.arrived, sequence.id))
+        self._order.insert(at, (sequence.arrived, sequence.id))
+        self._views.insert(at, self._running_view(sequence, short=False))
+        self._lacking += self._views[at].blocks_to_continue
         self._changed[sequence.id] = sequence
 
     def change(self, sequence: Sequence) -> None:
@@ -54,19 +58,21 @@ class SequenceViews:
 
     def leave(self, sequence: Sequence) -> None:
         """It runs no more."""
-        del self._order[bisect_left(self._order, (sequence.arrived, sequence.id))]
-        self._views.pop(sequence.id, None)
+        at = bisect_left(self._order, (sequence.arrived, sequence.id))
+        del self._order[at]
+        self._lacking -= self._views.pop(at).blocks_to_continue
         self._changed.pop(sequence.id, None)
 
     def running(self, sequences: Mapping[SequenceId, Sequence]) -> tuple[SequenceView, ...]:
         """Those that run, in order of arrival. sequences: all that entered and did not leave."""
-        for name, sequence in self._changed.items():
-            self._views[name] = self._running_view(sequence, short=False)
+        for sequence in self._changed.values():
+            at = bisect_left(self._order, (sequence.arrived, sequence.id))
+            view = self._running_view(sequence, short=False)
+            self._lacking += view.blocks_to_continue - self._views[at].blocks_to_continue
+            self._views[at] = view
         self._changed.clear()
-        views = self._views
-        found = tuple([views[name] for _, name in self._order])
-        if sum([one.blocks_to_continue for one in found]) <= self._pool.available:
-            return found
+        if self._lacking <= self._pool.available:
+            return tuple(self._views)
         return tuple(self._running_view(sequences[name], short=True) for _, name in self._order)
 
     def growth(self, sequence: Sequence) -> int:
@@ -91,18 +97,23 @@ class SequenceViews:
 
     def _running_view(self, sequence: Sequence, *, short: bool) -> SequenceView:
         assert sequence.table is not None and sequence.credit is not None
-        sole = self._pool.sole(sequence.table) if short else 0
-        shared_tokens = (len(sequence.table) - sole) * self._block_size
-        had = len(sequence.table) + sequence.credit.blocks
-        lacks = max(0, self.blocks_for(sequence.known()) - had)
+        held, size = len(sequence.table), self._block_size
+        had = held + sequence.credit.blocks
+        lacks = max(0, -(-sequence.known() // size) - had)
+        to_end = max(0, -(-sequence.positions_max() // size) - had - lacks)
+        freed, cost = 0, 0
+        if short:
+            sole = self._pool.sole(sequence.table)
+            freed, cost = sole + had - held, max(0, sequence.computed - (held - sole) * size)
         return SequenceView(
-            id=sequence.id,
-            uncomputed=sequence.uncomputed(),
-            blocks_to_start=0,
-            blocks_to_continue=lacks,
-            blocks_to_end=max(0, self.blocks_for(sequence.positions_max()) - had - lacks),
-            blocks_freed=sole + sequence.credit.blocks if short else 0,
-            cost_to_resume=max(0, sequence.computed - shared_tokens) if short else 0,
-            arrived=sequence.arrived,
-            steadfast=sequence.steadfast(),
+            sequence.id,
+            sequence.uncomputed(),
+            0,
+            sequence.arrived,
+            0,
+            lacks,
+            to_end,
+            freed,
+            cost,
+            sequence.steadfast(),
         )

@@ -1,10 +1,9 @@
 """How busy a worker is, as it is told to gateways and to metrics. A frozen picture, replaced after each step."""
 
-from dataclasses import dataclass
+from typing import NamedTuple
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class WorkerLoad:
+class WorkerLoad(NamedTuple):
     """waiting_tokens: prompt tokens not yet computed, over all sequences. finished_sequences: since start.
     borrowed_core_ms: what cores of other workers have computed for this one, since start. step_ms,
     prompt_token_ms, hand_off_token_ms: of a step that generates, of a token of a prompt, of handing one over after the

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from enum import Enum
 from itertools import groupby
-from typing import Any, NamedTuple, TypeAlias
+from typing import Any, NamedTuple, TypeAlias, cast
 
 from crossdock.worker.v1 import worker_pb2 as pb
 from service.load import WorkerLoad
@@ -61,6 +61,36 @@ class TokenReport(NamedTuple):
     choice: int = 0
 
 
+class TokenReports(NamedTuple):
+    """A token of each of some choices, column by column. more: by index, in order, the reports of those of which there
+    is more to say."""
+
+    request_ids: Sequence[str]
+    attempts: Sequence[int]
+    choices: Sequence[int]
+    positions: Sequence[int]
+    token_ids: Sequence[int]
+    more: Mapping[int, TokenReport]
+
+    @classmethod
+    def of(cls, reports: Sequence[TokenReport]) -> "TokenReports":
+        """At least one."""
+        keys, positions, token_ids, _, _, _, _, choices = zip(*reports, strict=True)
+        request_ids, attempts = zip(*keys, strict=True)
+        more = {index: each for index, each in enumerate(reports) if each[3:7] != _NO_DETAIL}
+        return cls(request_ids, attempts, choices, positions, token_ids, more)
+
+    def each(self) -> list[TokenReport]:
+        """One by one."""
+        reports = [
+            TokenReport(AttemptKey(request_id, attempt), position, token_id, *_NO_DETAIL, choice)
+            for request_id, attempt, choice, position, token_id in zip(*self[:5], strict=True)
+        ]
+        for index, report in self.more.items():
+            reports[index] = report
+        return reports
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EndedReport:
     """detail: one line, without addresses or contents. preemptions: of one that was given up, how often that was."""
@@ -109,17 +139,19 @@ _NO_DETAIL = (None, (), None, 0)
 Report: TypeAlias = (
     TokenReport | EndedReport | ReservedReport | AdoptedReport | HandedOverReport | PromptReport
 )
+Told: TypeAlias = Report | TokenReports
+"""What workers say. Gateways hear of tokens one by one."""
 Response: TypeAlias = pb.PrefillServiceAttachResponse | pb.DecodeServiceAttachResponse
 
 
-def encode(reports: Iterable[Report], step: int, response: Callable[..., Response]) -> list[Response]:
+def encode(reports: Iterable[Told], step: int, response: Callable[..., Response]) -> list[Response]:
     """The reports of one step for one gateway, in order; tokens that follow each other share a message."""
     messages: list[Response] = []
-    for kind, run in groupby(reports, type):
-        if kind is TokenReport:
-            messages.append(response(outputs=_outputs(step, [*run])))
+    for of_tokens, run in groupby(reports, _of_tokens):
+        if of_tokens:
+            messages.append(response(outputs=_outputs(step, _joined([*run]))))
         else:
-            messages += [response(**_field(report)) for report in run]
+            messages += [response(**_field(cast(Report, report))) for report in run]
     return messages
 
 
@@ -244,18 +276,28 @@ def _prompt_report(message: pb.PromptLogprobs) -> PromptReport:
     return PromptReport(key=_key(message), first_position=message.first_position, scores=scores)
 
 
-def _outputs(step: int, reports: Sequence[Any]) -> pb.StepOutputs:
-    """Of TokenReports, at least one, column by column; most tokens are a name, a position and an id."""
-    keys, positions, token_ids, _, _, _, _, choices = zip(*reports, strict=True)
-    request_ids, attempts = zip(*keys, strict=True)
+def _of_tokens(report: Told) -> bool:
+    return isinstance(report, TokenReport | TokenReports)
+
+
+def _joined(reports: Sequence[Any]) -> TokenReports:
+    """All of these, which are of tokens."""
+    if len(reports) == 1 and isinstance(reports[0], TokenReports):
+        return reports[0]
+    single = [each.each() if isinstance(each, TokenReports) else [each] for each in reports]
+    return TokenReports.of([report for some in single for report in some])
+
+
+def _outputs(step: int, tokens: TokenReports) -> pb.StepOutputs:
+    """Most tokens are a name, a position and an id."""
     return pb.StepOutputs(
         step=step,
-        request_ids=request_ids,
-        attempts=attempts,
-        choices=choices,
-        positions=positions,
-        token_ids=token_ids,
-        details=[_detail(index, each) for index, each in enumerate(reports) if each[3:7] != _NO_DETAIL],
+        request_ids=tokens.request_ids,
+        attempts=tokens.attempts,
+        choices=tokens.choices,
+        positions=tokens.positions,
+        token_ids=tokens.token_ids,
+        details=[_detail(index, each) for index, each in tokens.more.items()],
     )
 
 

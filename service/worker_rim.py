@@ -22,7 +22,7 @@ from service.load import WorkerLoad
 from service.orders import REQUEST_ID_BYTES_MAX, AttemptKey
 from service.outbox import Outbox
 from service.preparations import Action, Later, Preparations, TooManyPreparations
-from service.reports import EndCause, EndedReport, Report, Response, encode, to_load_report
+from service.reports import EndCause, EndedReport, Response, Told, encode, to_load_report
 from service.token_books import TokenCounts
 
 PROTOCOL_VERSION = 4
@@ -81,7 +81,7 @@ class WorkerRim:
         )
         self._loop = loop
         self._sessions: dict[str, Outbox[Response]] = {}
-        self._pending: dict[str, list[Report]] = defaultdict(list)
+        self._pending: dict[str, list[Told]] = defaultdict(list)
         self._preparations = Preparations()
         self._moved = asyncio.Event()
         self._posted = self._begun = self._known = 0
@@ -91,7 +91,7 @@ class WorkerRim:
         self.frozen = False
         self.counts: Callable[[], Mapping[str, int]] = dict
 
-    def tell(self, gateway: str, report: Report) -> None:
+    def tell(self, gateway: str, report: Told) -> None:
         """Note a report for a gateway. Step thread."""
         self._pending[gateway].append(report)
 
@@ -268,7 +268,7 @@ class WorkerRim:
             self._loop.call_soon_threadsafe(self._send, gateway, *messages)
 
     def _deliver(
-        self, pending: Mapping[str, list[Report]], load: WorkerLoad, changes: CacheChanges, begun: int
+        self, pending: Mapping[str, list[Told]], load: WorkerLoad, changes: CacheChanges, begun: int
     ) -> None:
         """What is cached goes first: whoever hears of a result knows what it left behind. begun: submissions that the
         load knows of."""

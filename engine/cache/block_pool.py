@@ -1,10 +1,10 @@
 """All blocks of a worker, and the ledger of who owns them.
 
 free + cached + owned + quarantined = total, always, and credits never exceed what is free or cached. A block moves by
-a named verb and by nothing else: grant, waive, share, allocate, extend, fork, unshare, publish, unpublish, transfer,
-release, quarantine. Several tables may own one block, which then nobody may write; neither may anybody write what is
-published. What nobody owns is cached as long as nobody needs the room, least recently used first out. Called on the
-step thread alone. Never touches the bytes, never decides who gets what.
+a named verb and by nothing else: grant, waive, share, allocate, extend, grow, fork, unshare, publish, unpublish,
+transfer, release, quarantine. Several tables may own one block, which then nobody may write; neither may anybody write
+what is published. What nobody owns is cached as long as nobody needs the room, least recently used first out. Called on
+the step thread alone. Never touches the bytes, never decides who gets what.
 """
 
 from array import array
@@ -86,6 +86,7 @@ class BlockPool:
         self._free = list(range(total - 1, -1, -1))
         self._cached: OrderedDict[int, None] = OrderedDict()
         self._references = array("i", [0]) * total
+        self._counts = np.frombuffer(self._references, np.int32)
         self._promised = 0
         self._credits: set[Credit] = set()
         self._tables: set[BlockTable] = set()
@@ -142,6 +143,12 @@ class BlockPool:
         self._assert_known(table)
         table.extend(self._take(blocks, credit))
 
+    def grow(self, table: BlockTable, blocks: int) -> None:
+        """Add blocks that nobody was promised at the table's end. The caller has checked `available`."""
+        assert 0 <= blocks <= self.available, f"{blocks} blocks wanted, {self.available} available"
+        self._assert_known(table)
+        table.extend(self._fresh(blocks))
+
     def fork(self, table: BlockTable, owner: Owner) -> BlockTable:
         """A second table of the same blocks."""
         self._assert_known(table)
@@ -149,7 +156,7 @@ class BlockPool:
 
     def unwritable(self, blocks: NDArray[np.integer]) -> list[int]:
         """Places in `blocks` of those that several tables own, or none, or that are published."""
-        counts = np.frombuffer(self._references, np.int32)[blocks]
+        counts = self._counts.take(blocks)
         published = self.index.which(blocks.tolist())
         if not published and (counts == 1).all():
             return []
@@ -255,6 +262,10 @@ class BlockPool:
         assert credit in self._credits, f"credit of {credit.owner} is not in this pool"
         credit.draw(blocks)
         self._promised -= blocks
+        return self._fresh(blocks)
+
+    def _fresh(self, blocks: int) -> list[int]:
+        """Blocks that nobody owns, from now on referenced once."""
         while len(self._free) < blocks:
             self._evict()
         return self._referenced([self._free.pop() for _ in range(blocks)])

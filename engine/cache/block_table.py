@@ -46,7 +46,8 @@ class BlockTable:
         return self._live()[position]
 
     def __len__(self) -> int:
-        return len(self._live())
+        assert self._blocks is not None, f"block table of {self._owner} was given away"
+        return len(self._blocks)
 
     def spent(self) -> bool:
         return self._blocks is None

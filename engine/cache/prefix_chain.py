@@ -6,15 +6,14 @@ does not know the scope can name none of its prefixes. Pure arithmetic; knows no
 
 from array import array
 from collections.abc import Sequence
-from dataclasses import dataclass
 from hashlib import blake2b
+from typing import NamedTuple
 
 HASH_BYTES = 16
 SCOPE_KEY_BYTES_MIN = 16
 
 
-@dataclass(frozen=True, slots=True)
-class PrefixLink:
+class PrefixLink(NamedTuple):
     """One full block of a prefix. hash: of all tokens up to its end; parent: the hash before it; tokens: its own, as
     32-bit integers, so that two prefixes of one hash can be told apart."""
 
@@ -26,7 +25,7 @@ class PrefixLink:
 def prefix_scope(key: bytes, *, model: str, tenant: str, salt: str) -> bytes:
     """Where a chain starts: requests share cached prefixes when all three are equal. key: at least 16 secret bytes."""
     assert len(key) >= SCOPE_KEY_BYTES_MIN, "the key is too short"
-    return _digest("scope", [model.encode(), tenant.encode(), salt.encode()], key)
+    return _digest(b"crossdock scope", [model.encode(), tenant.encode(), salt.encode()], key)
 
 
 class PrefixChain:
@@ -64,13 +63,11 @@ class PrefixChain:
         for index in range(len(self._links), end):
             parent = self._links[-1].hash if self._links else self._scope
             own = array("I", tokens[index * size : (index + 1) * size]).tobytes()
-            self._links.append(PrefixLink(_digest("block", [parent, own]), parent, own))
+            self._links.append(PrefixLink(_digest(b"crossdock block", [parent, own]), parent, own))
         return self._links[first:end]
 
 
-def _digest(kind: str, fields: Sequence[bytes], key: bytes = b"") -> bytes:
+def _digest(kind: bytes, fields: Sequence[bytes], key: bytes = b"") -> bytes:
     """BLAKE2b (RFC 7693), keyed for a scope and personalised by kind, over length-prefixed fields."""
-    digest = blake2b(digest_size=HASH_BYTES, key=key[:64], person=b"crossdock " + kind.encode())
-    for field in fields:
-        digest.update(len(field).to_bytes(4, "big") + field)
-    return digest.digest()
+    prefixed = b"".join([part for field in fields for part in (len(field).to_bytes(4, "big"), field)])
+    return blake2b(prefixed, digest_size=HASH_BYTES, key=key[:64], person=kind).digest()

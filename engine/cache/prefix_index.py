@@ -18,6 +18,9 @@ class PrefixChanges:
     removed: tuple[bytes, ...]
 
 
+UNCHANGED = PrefixChanges(added=(), removed=())
+
+
 class PrefixIndex:
     def __init__(self) -> None:
         self._blocks: dict[bytes, int] = {}
@@ -64,10 +67,12 @@ class PrefixIndex:
 
     def changes(self) -> PrefixChanges:
         """Since the last call. What came and went in between is not in it."""
-        changed, self._changed = self._changed, {}
+        if not (changed := self._changed):
+            return UNCHANGED
+        self._changed = {}
         return PrefixChanges(
-            added=tuple(each for each, present in changed.items() if present),
-            removed=tuple(each for each, present in changed.items() if not present),
+            added=tuple([each for each, present in changed.items() if present]),
+            removed=tuple([each for each, present in changed.items() if not present]),
         )
 
     def _note(self, link_hash: bytes, *, present: bool) -> None:

@@ -5,7 +5,7 @@ sequences be given up again and again. The share slides between the two: up when
 while nobody is. A value; whoever has it asks for the next one after each step.
 """
 
-from dataclasses import dataclass, replace
+from typing import NamedTuple
 
 SHARE_MIN = 0.1
 SHARE_AT_START = 0.4
@@ -13,8 +13,7 @@ RISE = 0.15
 DECAY = 0.995
 
 
-@dataclass(frozen=True, slots=True)
-class Headroom:
+class Headroom(NamedTuple):
     """share: of the blocks that all sequences may still come to need, in [least, 1]."""
 
     share: float = SHARE_AT_START
@@ -23,4 +22,4 @@ class Headroom:
     def after_step(self, preempted: int) -> "Headroom":
         """preempted: how many sequences the step gave up."""
         share = self.share + RISE * preempted if preempted else self.share * DECAY
-        return replace(self, share=min(1.0, max(self.least, share)))
+        return Headroom(min(1.0, max(self.least, share)), self.least)

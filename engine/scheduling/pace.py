@@ -1,7 +1,8 @@
 """How fast an engine is, as its own steps have shown. A value; whoever has it asks for the next one after each step."""
 
 import math
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
+from typing import NamedTuple
 
 KEPT = 0.9
 """What is left of the weight of a measurement when the next one comes."""
@@ -29,8 +30,7 @@ class Rate:
         return self.seconds / self.count if self.count else 0.0
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Pace:
+class Pace(NamedTuple):
     """steps: in which sequences generate and nothing else is computed. tokens: of prompts."""
 
     steps: Rate = Rate()
@@ -40,8 +40,9 @@ class Pace:
         """generating: sequences that had one token computed. prompt_tokens: of the others."""
         if prompt_tokens:
             alone_s = self.steps.each_s() if generating else 0.0
-            return replace(self, tokens=self.tokens.after(max(0.0, seconds - alone_s), prompt_tokens))
-        return replace(self, steps=self.steps.after(seconds, 1)) if generating else self
+            tokens = self.tokens.after(max(0.0, seconds - alone_s), prompt_tokens)
+            return Pace(steps=self.steps, tokens=tokens)
+        return Pace(steps=self.steps.after(seconds, 1), tokens=self.tokens) if generating else self
 
     def tokens_per_step(self) -> float:
         """Prompt tokens that take as long as a step that generates; infinite while either is unknown."""

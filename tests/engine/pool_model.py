@@ -70,8 +70,12 @@ class PoolModel:
         return blocks
 
     def drawn(self, credit, taken):
-        """Blocks were taken on a credit: free ones if there are enough, else all of these and the longest idle."""
+        """Blocks were taken on a credit."""
         self.credits[credit] -= len(taken)
+        self.taken(taken)
+
+    def taken(self, taken):
+        """Blocks were taken: free ones if there are enough, else all of these and the longest idle."""
         assert len(set(taken)) == len(taken)
         evicted = self.idle[: max(0, len(taken) - len(self.free))]
         assert set(evicted) <= set(taken) <= self.free | set(evicted), (

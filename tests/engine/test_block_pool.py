@@ -72,6 +72,17 @@ class PoolMachine(RuleBasedStateMachine):
         self.model.drawn(credit, taken)
         self.model.tables[table].blocks += taken
 
+    @rule(table=tables, share=SHARES)
+    def grow(self, table, share):
+        blocks = round(share * self.model.available())
+        before = table.ids()
+        self.pool.grow(table, blocks)
+        assert table.ids()[: len(before)] == before, "a table grows at its end"
+        taken = table.ids()[len(before) :]
+        assert len(taken) == blocks
+        self.model.taken(taken)
+        self.model.tables[table].blocks += taken
+
     @rule(run=RUNS)
     def match(self, run):
         found = self.model.found(run)

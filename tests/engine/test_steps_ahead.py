@@ -168,7 +168,7 @@ def test_an_idle_engine_has_told_everything():
     core, _ = make_core()
     core.submit(sequence_of(core, "a", prompt_of(1, 5), 1))
     first = core.step(0.0)
-    assert first.outputs == () and not core.idle()
+    assert not first.outputs and not core.idle()
     second = core.step(0.01)
     assert [each.sampled.token for each in second.outputs] == golden(prompt_of(1, 5), 1)
     assert second.landed and not second.empty() and core.idle()
@@ -183,7 +183,7 @@ def test_a_token_that_nobody_wants_any_more_does_not_stop_the_engine():
     release(core, gone)
     core.submit(sequence_of(core, "next", prompt_of(2, 5), 2, sampling={"logprobs": 1}))
     result = core.step(0.01)
-    assert result.landed and not result.empty() and result.outputs == ()
+    assert not result.landed and not result.empty() and result.outputs
 
 
 @pytest.mark.parametrize("seed", range(12))

@@ -4,7 +4,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from engine.batch import Batch, lay_out
+from engine.batch import Batch, Shape, lay_out
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -40,11 +40,11 @@ def batch_of(*items: BatchItem, block_size: int) -> Batch:
     tables = np.full((len(items), max(len(item.block_table) for item in items)), -1, np.int32)
     for row, item in zip(tables, items, strict=True):
         row[: len(item.block_table)] = item.block_table
+    counts = np.array([len(item.tokens) for item in items], np.int32)
     return lay_out(
+        Shape(counts, np.array([item.wants_logits for item in items], np.bool_)),
         token_ids=[token for item in items for token in item.tokens],
         firsts=np.array([item.first_position for item in items], np.int32),
-        counts=np.array([len(item.tokens) for item in items], np.int32),
-        wanted=np.array([item.wants_logits for item in items], np.bool_),
         block_tables=tables,
         block_size=block_size,
     )

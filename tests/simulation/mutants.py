@@ -13,6 +13,7 @@ from types import CodeType, FunctionType
 from decode_worker.prompts import Prompts
 from decode_worker.reservations import Reservation, Reservations
 from decode_worker.worker import DecodeWorker
+from engine.binding import Binder
 from engine.cache.swap_space import SwapSpace
 from engine.core import EngineCore
 from engine.sequence import Sequence
@@ -71,18 +72,17 @@ class Mutant:
 MUTANTS = (
     Mutant(
         "a block that choices share is written in place",
-        EngineCore,
-        "_batch",
+        Binder,
+        "batch",
         {
-            "self._unshared(runs, self._rows.at(rows, firsts // size))": "()",
-            "not self.pool.unwritable(batch.slots // size)": "True",
+            "if self._pool.unwritable(batch.slots // size):": "if False:",
         },
         CANCELS,
     ),
     Mutant(
         "a token of the answer does not count for penalties",
         Sequence,
-        "append",
+        "settle",
         {"self.adjustments is not None": "False"},
         None,
     ),

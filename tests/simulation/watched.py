@@ -56,6 +56,11 @@ class WatchedPool(BlockPool):
         super().extend(table, blocks, credit)
         self._take_over(table.ids()[before:], table.owner)
 
+    def grow(self, table, blocks):
+        before = len(table)
+        super().grow(table, blocks)
+        self._take_over(table.ids()[before:], table.owner)
+
     def fork(self, table, owner):
         twin = super().fork(table, owner)
         self._own(twin.ids(), owner)

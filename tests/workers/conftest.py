@@ -21,7 +21,7 @@ from kvtransfer.ticket import mint, seal
 from prefill_worker.policy import PrefillPolicy
 from prefill_worker.worker import HandOff, PrefillWorker
 from service.orders import AttemptKey, Choice, SequenceOrder
-from service.reports import EndedReport, TokenReport
+from service.reports import EndedReport, TokenReport, TokenReports
 from tests.fakes.hash_model import VOCAB, HashRunner, hash_layout
 
 KEY = bytes(range(32))
@@ -64,10 +64,15 @@ class Side:
         self.common = {
             "core": self.core,
             "cache": self.cache,
-            "tell": lambda gateway, report: self.heard.append((gateway, report)),
+            "tell": self.hear,
             "clock": bench.clock,
             "queue_requests_max": 8,
         }
+
+    def hear(self, gateway, report):
+        """Tokens one by one."""
+        each = report.each() if isinstance(report, TokenReports) else [report]
+        self.heard += [(gateway, one) for one in each]
 
     def take_events(self):
         """What the transport has said, to the worker; the ledger balances after each."""

@@ -14,20 +14,26 @@ from engine.sequence import SamplingParams
 
 
 class CpuSampling:
-    """See engine.distribution.SamplingKernels."""
+    """See engine.distribution.SamplingKernels. Rows go through the same memory each time, and parameters that are the
+    very ones of the last call are not packed again."""
 
     def __init__(self, crew: Crew) -> None:
         self._crew = crew
+        self._params: tuple[SamplingParams, ...] = ()
+        self._packed = b""
+        self._places, self._tokens = np.empty(0, np.uint64), np.empty(0, np.int64)
+        self._addresses = (0, 0)
 
     def draw(self, logits: Logits, params: Sequence[SamplingParams], positions: Sequence[int]) -> list[int]:
         assert len(params) == len(positions) == len(logits), (len(params), len(positions), logits.shape)
-        tokens = np.empty(len(logits), np.int64)
-        places = np.array(positions, np.uint64)
-        draws = b"".join([each.packed for each in params])
-        self._crew.library.draw(
-            self._crew.handle, _rows(logits), draws, places.ctypes.data, tokens.ctypes.data
-        )
-        return tokens.tolist()
+        count = len(logits)
+        if count > len(self._tokens):
+            self._places, self._tokens = np.empty(count, np.uint64), np.empty(count, np.int64)
+            self._addresses = (self._places.ctypes.data, self._tokens.ctypes.data)
+        self._places[:count] = positions
+        self._crew.library.draw(self._crew.handle, _rows(logits), self._packed_of(params), *self._addresses)
+        tokens: list[int] = self._tokens[:count].tolist()
+        return tokens
 
     def describe(self, logits: Logits, counts: Sequence[int]) -> list[Likeliest]:
         assert len(counts) == len(logits), (len(counts), logits.shape)
@@ -40,6 +46,14 @@ class CpuSampling:
             Likeliest(log_total(total, top), tuple(best[:count]))
             for total, top, best, count in zip(totals.tolist(), tops, ids.tolist(), counts, strict=True)
         ]
+
+    def _packed_of(self, params: Sequence[SamplingParams]) -> bytes:
+        if params is not self._params:
+            packed = b"".join([each.packed for each in params])
+            if not isinstance(params, tuple):
+                return packed
+            self._params, self._packed = params, packed
+        return self._packed
 
 
 def _rows(logits: Logits) -> RowsOfLogits:
