@@ -6,7 +6,7 @@ Called while an engine is assembled. Leaves nothing behind but bytes in block 0,
 
 import numpy as np
 
-from engine.batch import Batch, ModelRunner, lay_out
+from engine.batch import Batch, ModelRunner, Shape, lay_out
 from engine.cache.kv_cache import KVCache
 from engine.sampling import Sampler
 from engine.sequence import SamplingParams
@@ -29,10 +29,9 @@ def warm_up(runner: ModelRunner, sampler: Sampler, cache: KVCache, *, tokens_max
 def _batch(first: int, count: int, block_size: int) -> Batch:
     """So many tokens from a position on, in block 0."""
     return lay_out(
+        Shape(np.array([count], np.int32), np.array([True])),
         token_ids=[0] * count,
         firsts=np.array([first], np.int32),
-        counts=np.array([count], np.int32),
-        wanted=np.array([True]),
         block_tables=np.zeros((1, 1), np.int32),
         block_size=block_size,
     )
