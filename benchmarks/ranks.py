@@ -18,6 +18,7 @@ from engine.sequence import SamplingParams, Sequence, StopRules
 from engine.wishes import EngineWishes
 from service.config import WorkerOptions
 from service.model_source import resolve_model
+from service.worker_process import crash
 
 PROMPT_TOKENS = 32
 
@@ -44,7 +45,7 @@ def main() -> None:
 
 def measured(options: WorkerOptions, sequences: int, steps: int) -> str:
     model = resolve_model(options.model)
-    with following(options, Path(model), 0) as followers:
+    with following(options, Path(model), 0, crash) as followers:
         wishes = EngineWishes.of(options, model)
         policy = DecodePolicy(budget_tokens=256, seats=64)
         engine = assemble(wishes, policy, memory_bytes=4 << 30, followers=followers)

@@ -4,6 +4,7 @@ Started by `commands.ranks`; no command of an operator's.
 """
 
 import os
+import signal
 import sys
 import threading
 from collections.abc import Sequence
@@ -26,9 +27,10 @@ from tensor_parallel.followers import Meeting
 
 
 def main(argv: Sequence[str]) -> int:
-    """Returns 0 when told to stop, else EXIT_CRASHED."""
+    """Returns 0 when told to stop, EXIT_REFUSED when it has said why it cannot start, else EXIT_CRASHED."""
     options = config.load(RankOptions, argv, config.environment(), prog="crossdock rank")
     parent.die_with_parent()
+    _end_with_the_first_rank()
     fields = {"worker_id": options.worker_id, "rank": str(options.rank)}
     logs.configure(level=options.log_level, log_format=options.log_format, fields=fields)
     give_way(options.nice)
@@ -39,11 +41,16 @@ def main(argv: Sequence[str]) -> int:
     share = Share(rank=options.rank, size=options.tensor_parallel_size)
     meeting = Meeting(endpoint=options.endpoint, memory=options.memory, rendezvous=options.rendezvous)
     try:
-        follow(wishes, share, meeting, _loaded)
+        return follow(wishes, share, meeting, _loaded)
     except RankLost as error:
         structlog.get_logger().critical("a rank ends", reason=str(error))
         return EXIT_CRASHED
-    return 0
+
+
+def _end_with_the_first_rank() -> None:
+    """Whoever signals all processes of a worker wants it to drain, and that takes every rank."""
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, signal.SIG_IGN)
 
 
 def _loaded() -> tuple[int, ...]:

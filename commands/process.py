@@ -1,7 +1,7 @@
 """One process: reads its settings, ties its life to its parent's if asked, and runs it.
 
-The only place that turns "cannot start" into one line and exit code 2. It knows neither what a process serves
-nor who supervises it.
+The only place that turns "cannot start" into one line and exit code 2; to lose a rank meanwhile is to crash. It knows
+neither what a process serves nor who supervises it.
 """
 
 import sys
@@ -77,11 +77,14 @@ def _fields(verb: str, options: config.Options) -> dict[str, str]:
 
 
 def _without_library_errors(run: Callable[[_Options], None], options: _Options) -> None:
-    from engine.errors import EngineError
+    from engine.errors import EngineError, RankLost
     from kvtransfer.errors import TransferError
+    from service.worker_process import crash
 
     try:
         run(options)
+    except RankLost as error:
+        crash(error)
     except (EngineError, TransferError) as error:
         raise StartupError(str(error)) from error
 

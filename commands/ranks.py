@@ -5,13 +5,14 @@ Called by the worker's process, which is the first rank. Does nothing where ther
 
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
 
 from commands.runtime_folder import runtime_folder
 from engine.collective import Share
+from engine.errors import RankLost
 from engine.model.config import read_config
 from service import config
 from service.config import EngineOptions, RankOptions, WorkerOptions
@@ -35,12 +36,16 @@ def threads_of(threads: int | None, cores: tuple[int, ...], share: Share) -> int
 
 @contextmanager
 def following(
-    options: WorkerOptions, model: Path, nice: int, stall_s: float = STALL_S
+    options: WorkerOptions,
+    model: Path,
+    nice: int,
+    on_lost: Callable[[RankLost], None],
+    stall_s: float = STALL_S,
 ) -> Iterator[ProcessFollowers | None]:
     """The processes of all ranks but this one, until the block ends; None where there are none. They load at once.
 
-    nice: how far they make way. stall_s: after which one that others wait for is given up. Raises ModelError or
-    StartupError before there is one.
+    nice: how far they make way. on_lost: see `ProcessFollowers`. stall_s: after which one that others wait for is given
+    up. Raises ModelError or StartupError before there is one.
     """
     size = options.tensor_parallel_size
     if size == 1:
@@ -52,7 +57,7 @@ def following(
     with runtime_folder() as folder:
         spawn = partial(_spawn, options, nice)
         followers = ProcessFollowers(
-            size, folder, spawn, device=options.device, stall_s=stall_s, own_threads=other_threads
+            size, folder, spawn, on_lost, device=options.device, stall_s=stall_s, own_threads=other_threads
         )
         try:
             yield followers

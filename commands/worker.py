@@ -142,13 +142,13 @@ class Role(Protocol[_Options_contra]):
 
 
 def run(options: _Options, role: Role[_Options]) -> None:
-    """Serve until a signal. Raises StartupError, EngineError or TransferError when it cannot start; before it loads the
-    model, if that can be told."""
+    """Serve until a signal. Raises StartupError, EngineError or TransferError when it cannot start, before it loads the
+    model if that can be told; RankLost is no reason not to be started again."""
     require_servable(options)
     role.require_allowed(options)
     board = None if options.core_board is None else CoreBoard.open(options.core_board)
     model = resolve_model(options.model)
-    with following(options, model, role.nice) as followers:
+    with following(options, model, role.nice, crash) as followers:
         _run(options, role, model, board, followers)
 
 
@@ -179,7 +179,6 @@ def _run(
         engine = assembling.result()
     helpers = other_threads() - before
     if followers is not None:
-        followers.watch(crash)
         helpers = (helpers - followers.group_threads) | set(followers.threads)
     engine_threads = EngineThreads(helpers)
     guides = GuideCompiler(vocabulary.result, engine.config.vocab_size)

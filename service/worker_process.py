@@ -8,6 +8,7 @@ import os
 import threading
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import NoReturn
 
 import grpc
 import structlog
@@ -112,7 +113,7 @@ async def watch_pulse(pulse: Pulse, rim: WorkerRim, health: Health) -> None:
             await health.set_ready(not frozen)
 
 
-def crash(error: BaseException | None) -> None:
+def crash(error: BaseException | None) -> NoReturn:
     """End the process at once: one of its threads made a mistake, and what it holds cannot be trusted. Peers see
     their streams break and go on elsewhere."""
     structlog.get_logger().critical("a thread crashed", exc_info=error)

@@ -54,13 +54,20 @@ class Channel:
             waited_ms += LOOK_MS
             if stall_s is not None and waited_ms > 1000 * stall_s:
                 raise RankLost(f"a rank says nothing for {stall_s:g} s")
+        return self._received()
+
+    def hear_at_once(self) -> Message | None:
+        """What is there, from somebody who may be gone. None for nothing. Raises RankLost as `hear` does."""
+        return self._received() if self._socket.poll(LOOK_MS) else None
+
+    def close(self) -> None:
+        self._socket.close()
+
+    def _received(self) -> Message:
         try:
             return decode(self._socket.recv(), self.bounds)
         except MalformedMessage as error:
             raise RankLost(f"a rank says what none should: {error}") from error
-
-    def close(self) -> None:
-        self._socket.close()
 
 
 def _socket(context: "zmq.Context[zmq.Socket[bytes]]", stall_s: float) -> "zmq.Socket[bytes]":

@@ -18,7 +18,7 @@ from engine.runner import TransformerRunner
 from engine.wishes import EngineWishes
 from tensor_parallel import wire
 from tensor_parallel.channel import Channel
-from tensor_parallel.followers import Meeting
+from tensor_parallel.followers import EXIT_REFUSED, Meeting
 from tensor_parallel.group import STALL_S, TorchCollective
 
 
@@ -29,9 +29,10 @@ def follow(
     threads: Callable[[], tuple[int, ...]],
     *,
     stall_s: float = STALL_S,
-) -> None:
-    """Returns when told to stop, or when what it was refused for has been said. threads: kernel ids of those of this
-    process that compute; asked when there are no others yet. Raises RankLost."""
+) -> int:
+    """Returns what its process is to exit with: 0 when told to stop, EXIT_REFUSED when what it was refused for has been
+    said. threads: kernel ids of those of this process that compute; asked when there are no others yet. Raises
+    RankLost."""
     collective = TorchCollective(share, stall_s)
     loaded, refusal = None, ""
     try:
@@ -50,6 +51,7 @@ def follow(
         _work(channel, follower)
     channel.close()
     context.term()
+    return EXIT_REFUSED if loaded is None else 0
 
 
 def _opened(

@@ -27,6 +27,8 @@ from tensor_parallel.wire import Done, Loaded, Message, Open, Ready, Refused, St
 
 LOAD_S = 600.0
 """Given to ranks that still load when the first one, which has as much to load, is done."""
+EXIT_REFUSED = 2
+"""Of a process whose rank has said what it is refused for."""
 END_S = 3.0
 """Given to ranks that were told to stop, all together."""
 
@@ -46,14 +48,16 @@ class Meeting:
 
 class ProcessFollowers:
     """See engine.ranks.Followers. folder: only this user may enter it. spawn: starts the process of a rank, which must
-    not outlive this one. device: what the ranks compute on. stall_s: after which a rank that others wait for is given
-    up. own_threads: kernel ids of those of this process."""
+    not outlive this one. on_lost: called on a thread of its own as soon as one of them is gone, unless it was told to
+    stop or has said what it is refused for. device: what the ranks compute on. stall_s: after which a rank that others
+    wait for is given up. own_threads: kernel ids of those of this process."""
 
     def __init__(
         self,
         size: int,
         folder: Path,
         spawn: Callable[[Share, Meeting], subprocess.Popen[bytes]],
+        on_lost: Callable[[RankLost], None],
         *,
         device: str = "cpu",
         stall_s: float = STALL_S,
@@ -65,6 +69,7 @@ class ProcessFollowers:
         self.group_threads: frozenset[int] = frozenset()
         """Of this process, those that only carry what ranks say: they wake up now and then, whether anything moves or
         not."""
+        self._on_lost = on_lost
         self._own_threads = own_threads
         self._device = torch.device("cuda", 0) if device == "cuda" else torch.device("cpu")
         self._stall_s = stall_s
@@ -78,6 +83,7 @@ class ProcessFollowers:
             endpoint = f"ipc://{folder / f'rank-{rank}'}"
             self._channels.append(Channel.listen(self._context, endpoint, stall_s))
             self._processes.append(spawn(Share(rank=rank, size=size), self._meeting(endpoint)))
+            self._watch(rank)
 
     def loaded(self, free_bytes: int | None) -> int | None:
         found = [free_bytes]
@@ -95,7 +101,7 @@ class ProcessFollowers:
         for channel in self._channels:
             channel.say(Open(num_blocks=num_blocks))
         before = self._own_threads()
-        self.collective.join(self._meeting("").rendezvous_path(), self._device)
+        self._join()
         self.group_threads = self._own_threads() - before
         ready = [message for message in self._hear_all(self._stall_s) if isinstance(message, Ready)]
         self.threads = tuple(thread for message in ready for thread in message.threads)
@@ -109,13 +115,6 @@ class ProcessFollowers:
     def await_done(self) -> None:
         for message in self._hear_all(self._stall_s):
             assert isinstance(message, Done), message
-
-    def watch(self, on_lost: Callable[[BaseException], None]) -> None:
-        """From now on on_lost is called, on a thread of its own, as soon as one of them is gone."""
-        for rank, process in enumerate(self._processes, 1):
-            threading.Thread(
-                target=self._watch, args=(rank, process, on_lost), name=f"rank-{rank}-watch", daemon=True
-            ).start()
 
     def kill(self) -> None:
         """For a start that failed. Returns when their processes are gone."""
@@ -150,21 +149,35 @@ class ProcessFollowers:
     def _meeting(self, endpoint: str) -> Meeting:
         return Meeting(endpoint=endpoint, memory=self._memory, rendezvous=self._rendezvous)
 
+    def _join(self) -> None:
+        try:
+            self.collective.join(self._meeting("").rendezvous_path(), self._device)
+        except RankLost:
+            self._check()  # which one it was, if one is gone
+            raise
+
     def _hear_all(self, stall_s: float) -> list[Message]:
         return [channel.hear(self._check, stall_s) for channel in self._channels]
 
     def _check(self) -> None:
-        """Raises RankLost when a process is gone."""
-        for rank, process in enumerate(self._processes, 1):
-            if (code := process.poll()) is not None:
-                raise RankLost(_ended(rank, code))
+        """Raises RankLost when a process is gone, CapacityError when it has said why."""
+        for rank, (process, channel) in enumerate(zip(self._processes, self._channels, strict=True), 1):
+            if (code := process.poll()) is None:
+                continue
+            while (message := channel.hear_at_once()) is not None:
+                if isinstance(message, Refused):
+                    raise CapacityError(message.text)
+            raise RankLost(_ended(rank, code))
 
-    def _watch(
-        self, rank: int, process: subprocess.Popen[bytes], on_lost: Callable[[BaseException], None]
-    ) -> None:
-        code = process.wait()
-        if not self._stopping.is_set():
-            on_lost(RankLost(_ended(rank, code)))
+    def _watch(self, rank: int) -> None:
+        process = self._processes[rank - 1]
+
+        def wait() -> None:
+            code = process.wait()
+            if not (self._stopping.is_set() or code == EXIT_REFUSED):
+                self._on_lost(RankLost(_ended(rank, code)))
+
+        threading.Thread(target=wait, name=f"rank-{rank}-watch", daemon=True).start()
 
 
 def _ended(rank: int, code: int) -> str:

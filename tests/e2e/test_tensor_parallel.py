@@ -1,6 +1,8 @@
 """Pools whose workers are of different numbers of ranks hand over to each other, and outlive a rank that is killed."""
 
 import asyncio
+import os
+import signal
 from pathlib import Path
 
 import grpc
@@ -89,20 +91,34 @@ async def test_a_prompt_of_two_ranks_goes_on_at_one_and_no_rank_outlives_the_fir
             await asyncio.sleep(0.05)
 
 
-async def test_a_prompt_of_one_rank_goes_on_at_two_and_a_killed_rank_is_a_killed_worker(folder, wanted):
+async def back_again(stack, worker):
+    """Once the decode worker of that process id lives again, and is ready."""
+    while stack.children().get("decode-0") in (None, worker):
+        await asyncio.sleep(0.05)
+    await ready(stack, "decode-0")
+
+
+async def test_a_prompt_of_one_rank_goes_on_at_two_which_drain_together_and_are_killed_together(
+    folder, wanted, capfd
+):
     with stack_of(folder, 1, 2) as stack:
         async with grpc.aio.insecure_channel(stack.grpc) as channel:
-            answer = await stream(channel, ASKED)
+            worker = stack.children()["decode-0"]
+            under_way = asyncio.create_task(stream(channel, ASKED))
+            await some_tokens(channel, 2)
+            for pid in (*followers_of(worker), worker):
+                os.kill(pid, signal.SIGTERM)
+            answer = await under_way
             assert (answer.token_ids, answer.logprobs) == wanted
+            await back_again(stack, worker)
+            assert "decode-0: exited with 0, restarting" in capfd.readouterr().err
             worker = stack.children()["decode-0"]
             (follower,) = followers_of(worker)
             under_way = asyncio.create_task(stream(channel, ASKED))
             await some_tokens(channel, 2)
             kill(follower)
             assert await whole_or_refused(under_way) in (wanted, grpc.StatusCode.UNAVAILABLE)
-            while stack.children().get("decode-0") in (None, worker):
-                await asyncio.sleep(0.05)
-            await ready(stack, "decode-0")
+            await back_again(stack, worker)
             answer = await stream(channel, ASKED)
             assert (answer.token_ids, answer.logprobs) == wanted
         stack.idle_ledgers()

@@ -1,6 +1,7 @@
 """What the rank that plans makes of ranks that refuse, die, keep silent or talk nonsense."""
 
 import mmap
+import queue
 import subprocess
 from types import SimpleNamespace
 
@@ -15,7 +16,7 @@ from engine.collective import Share
 from engine.errors import CapacityError, RankLost
 from engine.ranks import Follower, LedRunner, LedStagedCache
 from tensor_parallel.channel import Channel
-from tensor_parallel.followers import ProcessFollowers
+from tensor_parallel.followers import EXIT_REFUSED, ProcessFollowers
 from tensor_parallel.group import TorchCollective
 from tensor_parallel.wire import Loaded, Ready, Refused, Stop, ToHost, encode
 from tests.fakes.lagging_lane import LaggingLane
@@ -27,13 +28,15 @@ LAYOUT = KVLayout(model_digest="", layers=2, kv_heads=4, head_dim=6, block_size=
 class Other:
     """A process that only sleeps, and what is said for it."""
 
-    def __init__(self, folder):
+    def __init__(self, folder, command=("sleep", "60")):
+        self.command = command
         self.socket = None
-        self.followers = ProcessFollowers(2, folder, self._spawn, stall_s=STALL_S)
+        self.lost = queue.Queue()
+        self.followers = ProcessFollowers(2, folder, self._spawn, self.lost.put, stall_s=STALL_S)
 
     def _spawn(self, share, meeting):
         assert share == Share(rank=1, size=2)
-        self.process = subprocess.Popen(["sleep", "60"])
+        self.process = subprocess.Popen(self.command)
         self.socket = zmq.Context.instance().socket(zmq.PAIR)
         self.socket.connect(meeting.endpoint)
         return self.process
@@ -63,8 +66,20 @@ def test_what_a_rank_is_refused_for_is_said_in_its_words(other):
         other.followers.loaded(None)
 
 
-def test_a_rank_that_dies_while_it_loads_ends_the_wait(other):
+def test_a_rank_that_has_said_what_it_is_refused_for_and_is_gone_is_refused_and_not_lost(tmp_path):
+    other = Other(tmp_path, ("sh", "-c", f"exit {EXIT_REFUSED}"))
+    other.say(Refused(text="no room"))
+    other.process.wait()
+    with pytest.raises(CapacityError, match=r"^no room$"):
+        other.followers.tell(ToHost(blocks=(1,)))
+    other.followers.kill()
+    other.socket.close()
+    assert other.lost.empty()
+
+
+def test_a_rank_that_dies_while_it_loads_ends_the_wait_and_is_told_of_at_once(other):
     other.process.kill()
+    assert str(other.lost.get(timeout=10)) == "rank 1 was killed by signal 9"
     with pytest.raises(RankLost, match="rank 1 was killed by signal 9"):
         other.followers.loaded(None)
 
@@ -92,12 +107,18 @@ def test_a_rank_that_joins_no_group_is_lost(other):
         other.followers.open(3, LAYOUT)
 
 
+def test_a_rank_that_is_gone_before_the_others_found_it_is_named(other):
+    other.process.kill()
+    other.process.wait()
+    with pytest.raises(RankLost, match="rank 1 was killed by signal 9"):
+        other.followers.open(3, LAYOUT)
+
+
 def test_a_rank_that_does_not_stop_is_killed_and_nobody_is_told_of_a_loss(tmp_path, monkeypatch):
     monkeypatch.setattr("tensor_parallel.followers.END_S", 0.1)
-    other, lost = Other(tmp_path), []
-    other.followers.watch(lost.append)
+    other = Other(tmp_path)
     other.followers.stop()
-    assert other.process.returncode == -9 and not lost
+    assert other.process.returncode == -9 and other.lost.empty()
     assert other.socket.recv() == encode(Stop())
     other.socket.close()
 

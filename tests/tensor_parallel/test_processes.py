@@ -60,10 +60,10 @@ def options_of(folder, ranks, **changes):
 
 
 @contextmanager
-def engine_of(folder, ranks, stall_s=20.0):
+def engine_of(folder, ranks, stall_s=20.0, on_lost=print):
     """(the engine, the other ranks)."""
     options = options_of(folder, ranks)
-    with following(options, folder, 0, stall_s) as followers:
+    with following(options, folder, 0, on_lost, stall_s) as followers:
         wishes = EngineWishes.of(options, folder)
         policy = DecodePolicy(budget_tokens=16, seats=4)
         yield assemble(wishes, policy, memory_bytes=1 << 30, followers=followers), followers
@@ -112,9 +112,8 @@ def test_two_ranks_say_what_one_says_until_one_of_them_stalls(folder, wanted):
 
 def test_four_ranks_say_what_one_says_until_one_of_them_is_killed(folder, wanted):
     lost = queue.Queue()
-    with engine_of(folder, 4) as (engine, followers):
+    with engine_of(folder, 4, on_lost=lost.put) as (engine, _):
         assert seen(engine) == wanted
-        followers.watch(lost.put)
         ids = [line for line in children() if "--rank=2" in line]
         os.kill(int(ids[0].split()[0]), signal.SIGKILL)
         assert str(lost.get(timeout=10)) == "rank 2 was killed by signal 9"
@@ -136,7 +135,7 @@ def children():
 
 def test_ranks_that_cannot_share_the_model_are_refused_before_one_is_started(folder):
     said = r"tensor_parallel_size 3 does not divide the model's heads 8, kv_heads 4, hidden_size 64$"
-    with pytest.raises(ModelError, match=said), following(options_of(folder, 3), folder, 0):
+    with pytest.raises(ModelError, match=said), following(options_of(folder, 3), folder, 0, print):
         pytest.fail("a rank was started")
 
 
