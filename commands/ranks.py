@@ -19,7 +19,8 @@ from service.config import EngineOptions, RankOptions, WorkerOptions
 from service.pulse import other_threads
 from service.startup import StartupError
 from tensor_parallel.followers import Meeting, ProcessFollowers
-from tensor_parallel.group import STALL_S
+from tensor_parallel.group import STALL_S, require_group
+from tensor_parallel.wire import MESSAGE_BYTES_MAX, batch_bytes_max
 
 
 def cores_of(cores: tuple[int, ...], share: Share) -> tuple[int, ...]:
@@ -45,26 +46,60 @@ def following(
     """The processes of all ranks but this one, until the block ends; None where there are none. They load at once.
 
     nice: how far they make way. on_lost: see `ProcessFollowers`. stall_s: after which one that others wait for is given
-    up. Raises ModelError or StartupError before there is one.
+    up. What cannot be is refused before there is one, as ModelError, CapacityError or StartupError.
     """
     size = options.tensor_parallel_size
     if size == 1:
         yield None
         return
-    if sys.platform != "linux":
-        raise StartupError("--tensor-parallel-size: several ranks need Linux")
-    read_config(model).require_shares(size)
+    _require(options, model)
     with runtime_folder() as folder:
         spawn = partial(_spawn, options, nice)
-        followers = ProcessFollowers(
-            size, folder, spawn, on_lost, device=options.device, stall_s=stall_s, own_threads=other_threads
-        )
+        try:
+            followers = ProcessFollowers(
+                size,
+                folder,
+                spawn,
+                on_lost,
+                device=options.device,
+                stall_s=stall_s,
+                own_threads=other_threads,
+            )
+        except OSError as error:
+            raise StartupError(f"a rank of {size} cannot be started: {error.strerror}") from error
         try:
             yield followers
         except BaseException:
             followers.kill()
             raise
         followers.stop()
+
+
+def _require(options: WorkerOptions, model: Path) -> None:
+    size = options.tensor_parallel_size
+    if sys.platform != "linux":
+        raise StartupError("--tensor-parallel-size: several ranks need Linux")
+    if options.async_scheduling:
+        raise StartupError(f"async_scheduling needs tensor_parallel_size 1, not {size}")
+    require_group(options.device)
+    architecture = read_config(model)
+    architecture.require_shares(size)
+    _require_room(options, options.max_model_len or architecture.max_position)
+
+
+def _require_room(options: WorkerOptions, max_model_len: int) -> None:
+    """Whatever may be in a step can be said to the other ranks."""
+    largest = batch_bytes_max(
+        runs=options.max_num_seqs,
+        tokens=options.max_num_batched_tokens + options.max_num_seqs,
+        blocks=-(-max_model_len // options.block_size),
+    )
+    if largest > MESSAGE_BYTES_MAX:
+        raise StartupError(
+            f"tensor_parallel_size {options.tensor_parallel_size}: a step of max_num_seqs {options.max_num_seqs}, "
+            f"max_num_batched_tokens {options.max_num_batched_tokens}, max_model_len {max_model_len} and block_size "
+            f"{options.block_size} may take {largest} bytes to tell, more than {MESSAGE_BYTES_MAX}"
+        )
 
 
 def _spawn(options: WorkerOptions, nice: int, share: Share, meeting: Meeting) -> subprocess.Popen[bytes]:

@@ -133,10 +133,9 @@ def _cache_and_runner(
 
 
 def _ahead(wishes: EngineWishes, loaded: Loaded) -> bool:
-    """Ranks are told each token, which somebody must have read. Raises CapacityError."""
+    """Ranks are told each token, which somebody must have read."""
     ranks = loaded.collective.share.size
-    if wishes.ahead and ranks > 1:
-        raise CapacityError(f"async_scheduling needs tensor_parallel_size 1, not {ranks}")
+    assert ranks == 1 or not wishes.ahead, "asked for where there are several ranks"
     if wishes.ahead is None:
         return ranks == 1 and loaded.backend.device.type == "cuda"
     return wishes.ahead

@@ -5,6 +5,7 @@ came, with somebody's death, or with time. Used by one thread at a time.
 """
 
 from collections.abc import Callable
+from contextlib import suppress
 from typing import Self
 
 import zmq
@@ -37,12 +38,20 @@ class Channel:
         channel._socket.connect(endpoint)
         return channel
 
-    def say(self, message: Message) -> None:
-        """Raises RankLost."""
+    def say(self, message: Message, block_size: int | None = None) -> None:
+        """block_size: see `encode`. Raises RankLost."""
+        encoded = encode(message, block_size)
+        # The other side would drop it without a word; `batch_bytes_max` is looked at before there is one.
+        assert len(encoded) <= MESSAGE_BYTES_MAX, f"a {type(message).__name__} of {len(encoded)} bytes"
         try:
-            self._socket.send(encode(message))
+            self._socket.send(encoded)
         except zmq.Again:
             raise RankLost(f"a rank takes no message for {self._stall_s:g} s") from None
+
+    def say_at_once(self, message: Message) -> None:
+        """To somebody who may be gone, and then is told nothing."""
+        with suppress(zmq.Again):
+            self._socket.send(encode(message), zmq.NOBLOCK)
 
     def hear(self, check: Callable[[], None] = lambda: None, stall_s: float | None = None) -> Message:
         """The next message. check: asked again and again while nothing comes; may raise. stall_s: after which a silence

@@ -19,7 +19,7 @@ from engine.wishes import EngineWishes
 from tensor_parallel import wire
 from tensor_parallel.channel import Channel
 from tensor_parallel.followers import EXIT_REFUSED, Meeting
-from tensor_parallel.group import STALL_S, TorchCollective
+from tensor_parallel.group import STALL_S, TorchCollective, patience_s
 
 
 def follow(
@@ -41,7 +41,7 @@ def follow(
         refusal = str(error)
     computing = threads()
     context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
-    channel = Channel.dial(context, meeting.endpoint, stall_s)
+    channel = Channel.dial(context, meeting.endpoint, patience_s(stall_s, wishes.device))
     if loaded is None:
         channel.say(wire.Refused(text=refusal))
     else:

@@ -11,6 +11,7 @@ import subprocess
 import threading
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -22,7 +23,7 @@ from engine.collective import Share
 from engine.errors import CapacityError, RankLost
 from engine.ranks import Work
 from tensor_parallel.channel import Channel
-from tensor_parallel.group import STALL_S, TorchCollective
+from tensor_parallel.group import STALL_S, TorchCollective, patience_s
 from tensor_parallel.wire import Done, Loaded, Message, Open, Ready, Refused, Stop
 
 LOAD_S = 600.0
@@ -50,7 +51,7 @@ class ProcessFollowers:
     """See engine.ranks.Followers. folder: only this user may enter it. spawn: starts the process of a rank, which must
     not outlive this one. on_lost: called on a thread of its own as soon as one of them is gone, unless it was told to
     stop or has said what it is refused for. device: what the ranks compute on. stall_s: after which a rank that others
-    wait for is given up. own_threads: kernel ids of those of this process."""
+    wait for is given up, on a processor. own_threads: kernel ids of those of this process."""
 
     def __init__(
         self,
@@ -72,18 +73,23 @@ class ProcessFollowers:
         self._on_lost = on_lost
         self._own_threads = own_threads
         self._device = torch.device("cuda", 0) if device == "cuda" else torch.device("cpu")
-        self._stall_s = stall_s
+        self._patience_s = patience_s(stall_s, device)
+        self._block_size: int | None = None
         self._stopping = threading.Event()
         self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
         self._memory = os.memfd_create("crossdock-kv")
         self._rendezvous = os.memfd_create("crossdock-group")
         self._channels: list[Channel] = []
         self._processes: list[subprocess.Popen[bytes]] = []
-        for rank in range(1, size):
-            endpoint = f"ipc://{folder / f'rank-{rank}'}"
-            self._channels.append(Channel.listen(self._context, endpoint, stall_s))
-            self._processes.append(spawn(Share(rank=rank, size=size), self._meeting(endpoint)))
-            self._watch(rank)
+        try:
+            for rank in range(1, size):
+                endpoint = f"ipc://{folder / f'rank-{rank}'}"
+                self._channels.append(Channel.listen(self._context, endpoint, self._patience_s))
+                self._processes.append(spawn(Share(rank=rank, size=size), self._meeting(endpoint)))
+                self._watch(rank)
+        except BaseException:
+            self.kill()
+            raise
 
     def loaded(self, free_bytes: int | None) -> int | None:
         found = [free_bytes]
@@ -98,53 +104,50 @@ class ProcessFollowers:
         size = num_blocks * layout.block_bytes()
         os.ftruncate(self._memory, size)
         memory = mmap.mmap(self._memory, size)
+        self._block_size = layout.block_size
         for channel in self._channels:
             channel.say(Open(num_blocks=num_blocks))
         before = self._own_threads()
         self._join()
         self.group_threads = self._own_threads() - before
-        ready = [message for message in self._hear_all(self._stall_s) if isinstance(message, Ready)]
+        ready = [message for message in self._hear_all(self._patience_s) if isinstance(message, Ready)]
         self.threads = tuple(thread for message in ready for thread in message.threads)
         return memory
 
     def tell(self, work: Work) -> None:
         self._check()
         for channel in self._channels:
-            channel.say(work)
+            channel.say(work, self._block_size)
 
     def await_done(self) -> None:
-        for message in self._hear_all(self._stall_s):
+        for message in self._hear_all(self._patience_s):
             assert isinstance(message, Done), message
 
     def kill(self) -> None:
         """For a start that failed. Returns when their processes are gone."""
         self._stopping.set()
-        for process in self._processes:
-            process.kill()
-            process.wait()
-        self._close()
+        try:
+            for process in self._processes:
+                process.kill()
+            for process in self._processes:
+                process.wait()
+        finally:
+            self._context.destroy()
+            os.close(self._memory)
+            os.close(self._rendezvous)
 
     def stop(self) -> None:
         """Nothing is computed any more. Returns when their processes are gone; whoever does not end is killed."""
         self._stopping.set()
-        for channel, process in zip(self._channels, self._processes, strict=True):
-            if process.poll() is None:
-                channel.say(Stop())
-        end = time.monotonic() + END_S
-        for process in self._processes:
-            try:
-                process.wait(max(0.0, end - time.monotonic()))
-            except subprocess.TimeoutExpired:
-                process.kill()
-                process.wait()
-        self._close()
-
-    def _close(self) -> None:
-        for channel in self._channels:
-            channel.close()
-        self._context.term()
-        os.close(self._memory)
-        os.close(self._rendezvous)
+        try:
+            for channel in self._channels:
+                channel.say_at_once(Stop())
+            end = time.monotonic() + END_S
+            for process in self._processes:
+                with suppress(subprocess.TimeoutExpired):
+                    process.wait(max(0.0, end - time.monotonic()))
+        finally:
+            self.kill()
 
     def _meeting(self, endpoint: str) -> Meeting:
         return Meeting(endpoint=endpoint, memory=self._memory, rendezvous=self._rendezvous)

@@ -1,6 +1,7 @@
 """What ranks say to each other, and its bytes.
 
-A message is one msgpack array [kind, *fields]; an array of numbers is the bytes of its elements, little-endian. What a
+A message is one msgpack array [kind, *fields]; an array of numbers is the bytes of its elements, little-endian. Of the
+block tables of a batch it holds those blocks that runs need, one run after the other. What a
 message says is checked before it is used: kind, number of fields, their types, how arrays fit together, and that every
 number is one of this engine's. Never opens a socket.
 """
@@ -77,11 +78,19 @@ class Bounds:
     block_size: int
 
 
-def encode(message: Message) -> bytes:
-    """message: of ours; what is in it is not looked at."""
+def batch_bytes_max(*, runs: int, tokens: int, blocks: int) -> int:
+    """Of a message with a Batch of so many runs, of `blocks` blocks each at most, with `tokens` tokens together."""
+    of_token = 8 + 4 + 8 + 8  # id, position, slot, row
+    of_run = 4 + 4 + 4 * blocks + 16  # start, context, table, a copy
+    return 256 + tokens * of_token + runs * of_run
+
+
+def encode(message: Message, block_size: int | None = None) -> bytes:
+    """message: of ours; what is in it is not looked at. block_size: of the cache, for a Batch."""
     match message:
         case Batch():
-            fields = _batch_fields(message)
+            assert block_size is not None, "work before there is a cache"
+            fields = _batch_fields(message, block_size)
         case ToHost(blocks=blocks) | FromHost(blocks=blocks):
             fields = [_bytes(np.array(blocks, np.int64))]
         case Loaded(free_bytes=number):
@@ -110,7 +119,7 @@ def decode(encoded: bytes, bounds: Bounds | None = None) -> Message:
     return read(fields, bounds)
 
 
-def _batch_fields(batch: Batch) -> list[object]:
+def _batch_fields(batch: Batch, block_size: int) -> list[object]:
     copies = np.array([(copy.source, copy.target) for copy in batch.copies], np.int64)
     arrays = (
         batch.token_ids,
@@ -118,11 +127,16 @@ def _batch_fields(batch: Batch) -> list[object]:
         batch.slots,
         batch.query_starts,
         batch.context_lengths,
-        batch.block_tables,
+        batch.block_tables[_needed(batch.context_lengths, block_size, batch.block_tables.shape[1])],
         batch.rows,
         copies,
     )
     return [_bytes(array) for array in arrays]
+
+
+def _needed(contexts: NDArray[np.int32], block_size: int, width: int) -> NDArray[np.bool_]:
+    """Of tables [runs, width]: whether a place has one of the blocks that tokens up to the run's last one are in."""
+    return np.arange(width) < -(-contexts // np.int32(block_size))[:, None]
 
 
 def _bytes(array: NDArray[Any]) -> bytes:
@@ -167,13 +181,9 @@ def _read_batch(fields: Sequence[object], bounds: Bounds | None) -> Batch:
         raise MalformedMessage("query_starts do not cut the tokens into runs")
     positions = _numbers(fields[1], np.int32, "positions", bounds.positions, count=rows_count)
     contexts = _numbers(fields[4], np.int32, "context_lengths", bounds.positions + 1, count=runs)
-    tables = _numbers(fields[5], np.int32, "block_tables", bounds.num_blocks, least=-1)
-    if len(tables) % runs or (contexts != positions[starts[1:] - 1] + 1).any():
-        raise MalformedMessage("block_tables or context_lengths are not those of the runs")
-    tables = tables.reshape(runs, -1)
-    needed = -(-contexts // np.int32(bounds.block_size))
-    if needed.max() > tables.shape[1] or (tables[np.arange(tables.shape[1]) < needed[:, None]] < 0).any():
-        raise MalformedMessage("block_tables end before the runs do")
+    if (contexts != positions[starts[1:] - 1] + 1).any():
+        raise MalformedMessage("context_lengths are not those of the runs")
+    tables = _read_tables(fields[5], contexts, bounds)
     rows = _numbers(fields[6], np.int64, "rows", rows_count)
     copies = _numbers(fields[7], np.int64, "copies", bounds.num_blocks)
     if len(copies) % 2 or len(rows) > rows_count:
@@ -192,6 +202,13 @@ def _read_batch(fields: Sequence[object], bounds: Bounds | None) -> Batch:
     )
 
 
+def _read_tables(field: object, contexts: NDArray[np.int32], bounds: Bounds) -> NDArray[np.int32]:
+    needed = _needed(contexts, bounds.block_size, -(-int(contexts.max()) // bounds.block_size))
+    tables = np.full(needed.shape, -1, np.int32)
+    tables[needed] = _numbers(field, np.int32, "block_tables", bounds.num_blocks, count=int(needed.sum()))
+    return tables
+
+
 def _numbers(
     field: object,
     dtype: type[np.signedinteger[Any]],
@@ -199,17 +216,16 @@ def _numbers(
     end: int,
     *,
     count: int | None = None,
-    least: int = 0,
 ) -> NDArray[Any]:
-    """Of a field that is the bytes of an array: elements in [least, end), `count` of them if that is known."""
+    """Of a field that is the bytes of an array: elements in [0, end), `count` of them if that is known."""
     if type(field) is not bytes or len(field) % np.dtype(dtype).itemsize:
         raise MalformedMessage(f"{name} are no array of {np.dtype(dtype)}")
     # A copy: torch wants memory that may be written.
     array = np.frombuffer(field, np.dtype(dtype).newbyteorder("<")).astype(dtype)
     if count is not None and len(array) != count:
         raise MalformedMessage(f"{len(array)} {name} rather than {count}")
-    if len(array) and not (least <= array.min() and array.max() < end):
-        raise MalformedMessage(f"{name} outside [{least}, {end})")
+    if len(array) and not (array.min() >= 0 and array.max() < end):
+        raise MalformedMessage(f"{name} outside [0, {end})")
     return array
 
 

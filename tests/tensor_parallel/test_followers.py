@@ -3,6 +3,7 @@
 import mmap
 import queue
 import subprocess
+from datetime import timedelta
 from types import SimpleNamespace
 
 import msgpack
@@ -18,7 +19,7 @@ from engine.ranks import Follower, LedRunner, LedStagedCache
 from tensor_parallel.channel import Channel
 from tensor_parallel.followers import EXIT_REFUSED, ProcessFollowers
 from tensor_parallel.group import TorchCollective
-from tensor_parallel.wire import Loaded, Ready, Refused, Stop, ToHost, encode
+from tensor_parallel.wire import MESSAGE_BYTES_MAX, Loaded, Ready, Refused, Stop, ToHost, encode
 from tests.fakes.lagging_lane import LaggingLane
 
 STALL_S = 0.4
@@ -28,11 +29,13 @@ LAYOUT = KVLayout(model_digest="", layers=2, kv_heads=4, head_dim=6, block_size=
 class Other:
     """A process that only sleeps, and what is said for it."""
 
-    def __init__(self, folder, command=("sleep", "60")):
+    def __init__(self, folder, command=("sleep", "60"), **more):
         self.command = command
         self.socket = None
         self.lost = queue.Queue()
-        self.followers = ProcessFollowers(2, folder, self._spawn, self.lost.put, stall_s=STALL_S)
+        self.followers = ProcessFollowers(
+            2, folder, self._spawn, self.lost.put, **{"stall_s": STALL_S} | more
+        )
 
     def _spawn(self, share, meeting):
         assert share == Share(rank=1, size=2)
@@ -96,6 +99,14 @@ def test_a_rank_that_does_not_say_it_is_done_is_lost(other):
         other.followers.await_done()
 
 
+def test_on_gpus_ranks_have_six_times_as_long(tmp_path):
+    other = Other(tmp_path, device="cuda", stall_s=0.1)
+    with pytest.raises(RankLost, match=r"says nothing for 0\.6 s"):
+        other.followers.await_done()
+    other.followers.kill()
+    other.socket.close()
+
+
 def test_a_rank_that_talks_nonsense_is_lost(other):
     other.socket.send(msgpack.packb(["Done", 1]))
     with pytest.raises(RankLost, match="says what none should: Done of 1 fields"):
@@ -123,6 +134,28 @@ def test_a_rank_that_does_not_stop_is_killed_and_nobody_is_told_of_a_loss(tmp_pa
     other.socket.close()
 
 
+def test_a_rank_that_cannot_be_told_to_stop_is_killed(tmp_path, monkeypatch):
+    monkeypatch.setattr("tensor_parallel.followers.END_S", 0.1)
+    other = Other(tmp_path)
+    other.socket.close(linger=0)
+    other.followers.stop()
+    assert other.process.returncode == -9
+
+
+def test_a_rank_that_cannot_be_started_takes_those_before_it_along(tmp_path):
+    started, lost = [], queue.Queue()
+
+    def spawn(share, meeting):
+        if share.rank == 3:
+            raise OSError("no memory")
+        started.append(subprocess.Popen(["sleep", "60"]))
+        return started[-1]
+
+    with pytest.raises(OSError, match="no memory"):
+        ProcessFollowers(4, tmp_path, spawn, lost.put)
+    assert [process.returncode for process in started] == [-9, -9] and lost.empty()
+
+
 def test_a_channel_that_nobody_reads_is_given_up(tmp_path):
     context = zmq.Context()
     channel = Channel.listen(context, f"ipc://{tmp_path / 'one'}", 0.1)
@@ -132,32 +165,56 @@ def test_a_channel_that_nobody_reads_is_given_up(tmp_path):
     context.term()
 
 
-def test_gpus_without_nccl_are_refused_in_words(monkeypatch):
-    monkeypatch.setattr(torch.distributed, "is_nccl_available", lambda: False)
-    with pytest.raises(RankLost, match="has no NCCL"):
-        TorchCollective(Share(rank=0, size=2)).join("/nowhere", torch.device("cuda", 0))
+def test_a_message_that_the_other_side_would_drop_is_a_mistake_of_ours(tmp_path):
+    context = zmq.Context()
+    channel = Channel.listen(context, f"ipc://{tmp_path / 'one'}", 0.1)
+    with pytest.raises(AssertionError, match="a ToHost of 6710"):
+        channel.say(ToHost(blocks=range(MESSAGE_BYTES_MAX // 8)))
+    channel.close()
+    context.term()
+
+
+def test_on_gpus_only_the_group_has_a_limit_and_no_thread_is_held_for_it(tmp_path, monkeypatch):
+    limits = []
+
+    class Group:
+        def __init__(self, store, share, patience, device):
+            limits.append(patience)
+
+        def _allgather_base(self, parts, own):
+            parts[:], limits[1:] = torch.cat([own, own]), []
+            return SimpleNamespace(wait=lambda *limit: limits.append(limit))
+
+    monkeypatch.setattr("tensor_parallel.group._make_nccl", Group)
+    collective = TorchCollective(Share(rank=0, size=2), 20.0)
+    collective.join(str(tmp_path / "group"), torch.device("cuda", 0))
+    assert collective.all_gather(torch.tensor([[3.0]])).tolist() == [[3.0, 3.0]]
+    assert limits == [timedelta(minutes=2), ()]
 
 
 class Told:
-    """Followers that do what they are told at once. do: returns whether somebody waits for it."""
+    """Followers that do what they were told as late as they may: when somebody waits for them. do: returns whether they
+    say that it is done."""
 
     collective = SimpleNamespace(share=Share(rank=0, size=2))
 
     def __init__(self, do):
-        self._do, self._waiting = do, 0
+        self._do, self.waiting = do, []
 
     def tell(self, work):
-        self._waiting += self._do(work)
+        self.waiting.append(work)
 
     def await_done(self):
-        assert self._waiting == 1
-        self._waiting = 0
+        (work,) = self.waiting
+        assert self._do(work)
+        self.waiting.clear()
 
 
 def test_on_devices_every_rank_copies_its_heads_and_all_wait():
     memory = mmap.mmap(-1, 4 * LAYOUT.block_bytes())
     second = StagedKVCache(LAYOUT, 4, LaggingLane(), memory, Share(rank=1, size=2))
-    first = LedStagedCache(LAYOUT, 4, LaggingLane(), memory, Told(Follower(None, second).do))
+    others = Told(Follower(None, second).do)
+    first = LedStagedCache(LAYOUT, 4, LaggingLane(), memory, others)
     content = torch.randn(LAYOUT.block_shape())
     first.tensor[3], second.tensor[3] = content[..., :2, :], content[..., 2:, :]
     first.to_host([3])
@@ -166,11 +223,12 @@ def test_on_devices_every_rank_copies_its_heads_and_all_wait():
     first.from_host([0])
     for cache in (first, second):
         assert torch.equal(cache.tensor[0], cache.tensor[3])
+    assert not others.waiting
 
 
 def test_others_are_told_of_a_step_before_it_is_run():
     order = []
     own = SimpleNamespace(run=lambda batch: order.append(f"run {batch}"))
-    followers = Told(lambda work: bool(order.append(f"told {work}")))
+    followers = SimpleNamespace(tell=lambda work: order.append(f"told {work}"))
     LedRunner(own, followers).run("a step")
     assert order == ["told a step", "run a step"]

@@ -3,6 +3,9 @@
 import os
 import queue
 import signal
+import subprocess
+import sys
+import time
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -10,14 +13,17 @@ import pytest
 import torch
 import transformers as hf
 
+from commands.process import decode_worker_main
 from commands.ranks import cores_of, following, threads_of
 from decode_worker.policy import DecodePolicy
 from engine.assembly import assemble
 from engine.collective import Share
-from engine.errors import ModelError, RankLost
+from engine.errors import CapacityError, ModelError, RankLost
 from engine.sequence import SamplingParams, Sequence, StopRules
 from engine.wishes import EngineWishes
 from service.config import WorkerOptions
+from service.startup import StartupError
+from service.worker_process import EXIT_CRASHED
 
 CONFIG = hf.LlamaConfig(
     vocab_size=70,
@@ -123,10 +129,10 @@ def test_four_ranks_say_what_one_says_until_one_of_them_is_killed(folder, wanted
     assert not [line for line in children() if "commands.follower" in line]
 
 
-def children():
-    """Process id and command line of each of ours."""
+def children(parent="self"):
+    """Process id and command line of each of ours, or of another process."""
     found = []
-    for task in Path("/proc/self/task").iterdir():
+    for task in Path(f"/proc/{parent}/task").iterdir():
         for pid in (task / "children").read_text().split():
             words = Path(f"/proc/{pid}/cmdline").read_text().replace("\0", " ")
             found.append(f"{pid} {words}")
@@ -137,6 +143,63 @@ def test_ranks_that_cannot_share_the_model_are_refused_before_one_is_started(fol
     said = r"tensor_parallel_size 3 does not divide the model's heads 8, kv_heads 4, hidden_size 64$"
     with pytest.raises(ModelError, match=said), following(options_of(folder, 3), folder, 0, print):
         pytest.fail("a rank was started")
+
+
+@pytest.mark.parametrize(
+    ("changes", "said"),
+    [
+        ({"async_scheduling": True}, r"^async_scheduling needs tensor_parallel_size 1, not 2$"),
+        (
+            {"max_num_seqs": 1 << 22},
+            r"max_num_seqs 4194304, .* may take \d+ bytes to tell, more than 67108864$",
+        ),
+        ({"device": "cuda"}, "has no NCCL, by which GPUs find each other$"),
+    ],
+)
+def test_what_several_ranks_cannot_do_is_refused_before_one_is_started(folder, monkeypatch, changes, said):
+    monkeypatch.setattr(torch.distributed, "is_nccl_available", lambda: False)
+    refused = pytest.raises((StartupError, CapacityError), match=said)
+    with refused, following(options_of(folder, 2, **changes), folder, 0, print):
+        pytest.fail("a rank was started")
+
+
+def test_a_rank_that_cannot_be_started_is_refused_in_one_line(folder, monkeypatch):
+    monkeypatch.setattr(sys, "executable", "/nowhere")
+    said = "^a rank of 2 cannot be started: No such file or directory$"
+    with pytest.raises(StartupError, match=said), following(options_of(folder, 2), folder, 0, print):
+        pytest.fail("a rank was started")
+
+
+def flags_of(folder):
+    paths = (f"--listen=unix:{folder / 'w'}", f"--kv-listen=ipc://{folder / 'kv'}")
+    return ["--worker-id=w", *paths, f"--ticket-key={'00' * 32}"]
+
+
+def test_a_rank_that_is_killed_while_it_loads_ends_the_worker_as_a_crash(folder, tmp_path):
+    flags = [*flags_of(tmp_path), "--tensor-parallel-size=2", f"--model={folder}"]
+    argv = [sys.executable, "-m", "commands.main", "decode-worker", *flags]
+    worker = subprocess.Popen(argv, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+    while not (ids := [line for line in children(worker.pid) if "commands.follower" in line]):
+        assert worker.poll() is None
+        time.sleep(0.01)
+    os.kill(int(ids[0].split()[0]), signal.SIGKILL)
+    said, _ = worker.communicate(timeout=60)
+    assert worker.returncode == EXIT_CRASHED and "rank 1 was killed by signal 9" in said
+
+
+def test_a_start_that_waits_for_a_rank_in_vain_is_a_crash_and_no_refusal(tmp_path, capfd, monkeypatch):
+    def run(options, role):
+        raise RankLost("a rank says nothing for 600 s")
+
+    def exit_with(code):
+        raise SystemExit(code)
+
+    monkeypatch.setattr("commands.worker.run", run)
+    monkeypatch.setattr(os, "_exit", exit_with)
+    with pytest.raises(SystemExit) as ended:
+        decode_worker_main(flags_of(tmp_path))
+    assert ended.value.code == EXIT_CRASHED
+    assert "a rank says nothing for 600 s" in "".join(capfd.readouterr())
 
 
 @pytest.mark.parametrize(

@@ -20,6 +20,7 @@ from tensor_parallel.wire import (
     Ready,
     Refused,
     Stop,
+    batch_bytes_max,
     decode,
     encode,
 )
@@ -63,9 +64,28 @@ def test_a_message_comes_through_as_it_was_said(message):
 
 
 def test_a_batch_comes_through_and_its_arrays_may_be_written():
-    heard = decode(encode(batch()), BOUNDS)
+    heard = decode(encode(batch(), 4), BOUNDS)
     assert isinstance(heard, Batch) and same(heard, batch())
     assert all(array.flags.writeable for array in (heard.token_ids, heard.positions, heard.slots))
+
+
+def test_of_block_tables_only_what_runs_need_is_said():
+    tables = np.array([[8, 2, 5], [1, 7, 3]], np.int32)
+    heard = decode(encode(batch(block_tables=tables), 4), BOUNDS)
+    assert heard.block_tables.tolist() == [[8, 2], [1, -1]]
+
+
+@pytest.mark.parametrize(("runs", "tokens"), [(1, 1), (3, 40), (200, 1)])
+def test_no_batch_is_longer_than_the_longest_that_is_promised(runs, tokens):
+    table = tuple(range(16))
+    item = BatchItem(tokens=(1,) * tokens, first_position=64 - tokens, block_table=table, wants_logits=True)
+    largest = replace(
+        batch_of(*[item] * runs, block_size=4),
+        rows=np.arange(runs * tokens),
+        copies=(BlockCopy(source=4, target=8),) * runs,
+    )
+    promised = batch_bytes_max(runs=runs, tokens=runs * tokens, blocks=16)
+    assert promised - 256 < len(encode(largest, 4)) <= promised
 
 
 @pytest.mark.parametrize(
@@ -80,17 +100,16 @@ def test_a_batch_comes_through_and_its_arrays_may_be_written():
         ({"query_starts": np.array([1, 3, 4], np.int32)}, "query_starts"),
         ({"query_starts": np.array([], np.int32)}, "query_starts"),
         ({"context_lengths": np.array([6, 2], np.int32)}, "context_lengths"),
-        ({"block_tables": np.array([[8, 9], [1, -1]], np.int32)}, r"block_tables outside \[-1, 9\)"),
-        ({"block_tables": np.array([[8, -1], [1, -1]], np.int32)}, "block_tables end before"),
-        ({"block_tables": np.array([[8], [1]], np.int32)}, "block_tables end before"),
-        ({"block_tables": np.array([8, 2, 1], np.int32)}, "block_tables"),
+        ({"block_tables": np.array([[8, 9], [1, -1]], np.int32)}, r"block_tables outside \[0, 9\)"),
+        ({"block_tables": np.array([[8, -1], [1, -1]], np.int32)}, "block_tables outside"),
+        ({"block_tables": np.array([[8], [1]], np.int32)}, "2 block_tables rather than 3"),
         ({"rows": np.array([4])}, r"rows outside \[0, 4\)"),
         ({"copies": (BlockCopy(source=0, target=9),)}, r"copies outside \[0, 9\)"),
     ],
 )
 def test_a_batch_whose_numbers_are_not_this_engines_is_refused(changes, said):
     with pytest.raises(MalformedMessage, match=said):
-        decode(encode(replace(batch(), **changes)), BOUNDS)
+        decode(encode(replace(batch(), **changes), 4), BOUNDS)
 
 
 @pytest.mark.parametrize(
@@ -98,7 +117,7 @@ def test_a_batch_whose_numbers_are_not_this_engines_is_refused(changes, said):
 )
 def test_there_is_no_work_before_there_is_a_cache(work):
     with pytest.raises(MalformedMessage, match="before there is a cache"):
-        decode(encode(work))
+        decode(encode(work, 4))
 
 
 @pytest.mark.parametrize(
@@ -133,7 +152,7 @@ def test_what_no_rank_says_is_refused(content):
 
 @given(st.binary(max_size=64), st.integers(0, 400))
 def test_a_batch_with_bytes_put_in_is_refused_or_within_the_bounds(noise, place):
-    whole = encode(batch())
+    whole = encode(batch(), 4)
     try:
         heard = decode(whole[:place] + noise + whole[place + len(noise) :], BOUNDS)
     except MalformedMessage:
