@@ -13,7 +13,6 @@ import pytest
 import torch
 import transformers as hf
 
-from commands.process import decode_worker_main
 from commands.ranks import cores_of, following, threads_of
 from decode_worker.policy import DecodePolicy
 from engine.assembly import assemble
@@ -187,19 +186,19 @@ def test_a_rank_that_is_killed_while_it_loads_ends_the_worker_as_a_crash(folder,
     assert worker.returncode == EXIT_CRASHED and "rank 1 was killed by signal 9" in said
 
 
-def test_a_start_that_waits_for_a_rank_in_vain_is_a_crash_and_no_refusal(tmp_path, capfd, monkeypatch):
-    def run(options, role):
-        raise RankLost("a rank says nothing for 600 s")
-
-    def exit_with(code):
-        raise SystemExit(code)
-
-    monkeypatch.setattr("commands.worker.run", run)
-    monkeypatch.setattr(os, "_exit", exit_with)
-    with pytest.raises(SystemExit) as ended:
-        decode_worker_main(flags_of(tmp_path))
-    assert ended.value.code == EXIT_CRASHED
-    assert "a rank says nothing for 600 s" in "".join(capfd.readouterr())
+def test_a_start_that_waits_for_a_rank_in_vain_is_a_crash_and_no_refusal(tmp_path):
+    program = (
+        "import sys, commands.worker\n"
+        "from commands.process import decode_worker_main\n"
+        "from engine.errors import RankLost\n"
+        "def run(options, role):\n"
+        "    raise RankLost('a rank says nothing for 600 s')\n"
+        "commands.worker.run = run\n"
+        "sys.exit(decode_worker_main(sys.argv[1:]))\n"
+    )
+    argv = [sys.executable, "-c", program, *flags_of(tmp_path)]
+    ended = subprocess.run(argv, capture_output=True, text=True, timeout=60, check=False)
+    assert ended.returncode == EXIT_CRASHED and "a rank says nothing for 600 s" in ended.stderr
 
 
 @pytest.mark.parametrize(
