@@ -131,7 +131,7 @@ USE_MUTANTS = (
         EngineCore,
         "_publish",
         {
-            "sequence.computed // self._block_size": "min(len(sequence.table),"
+            "min(sequence.computed, len(sequence.tokens)) // self._block_size": "min(len(sequence.table),"
             " len(sequence.tokens) // self._block_size)"
         },
         NONE,
