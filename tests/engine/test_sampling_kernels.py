@@ -60,6 +60,12 @@ def test_the_likeliest_and_the_total_are_those_of_numpy(compiled_sampling, logit
     assert compiled_sampling.describe(logits, counts) == PlainSampling().describe(logits, counts)
 
 
+@pytest.mark.parametrize("count", [-1, 4])
+def test_no_more_ids_are_described_than_there_are_tokens(compiled_sampling, count):
+    with pytest.raises(AssertionError):
+        compiled_sampling.describe(np.zeros((2, 3), np.float32), [3, count])
+
+
 PARAMS = [
     SamplingParams(),
     SamplingParams(temperature=0.8, seed=1),

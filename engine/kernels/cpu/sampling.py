@@ -37,6 +37,7 @@ class CpuSampling:
 
     def describe(self, logits: Logits, counts: Sequence[int]) -> list[Likeliest]:
         assert len(counts) == len(logits), (len(counts), logits.shape)
+        assert all(0 <= count <= logits.shape[1] for count in counts), (counts, logits.shape)
         wanted, totals = np.array(counts, np.int64), np.empty(len(logits), np.int64)
         ids = np.empty((len(logits), max(counts, default=0)), np.int64)
         addresses = (wanted.ctypes.data, ids.shape[1], totals.ctypes.data, ids.ctypes.data)
