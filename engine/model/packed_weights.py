@@ -33,6 +33,7 @@ class PackedWeights:
         self._parts: dict[str, tuple[str, ...]] = {}
         for words in [name for name in shapes if name.endswith(f".{_WORDS}")]:
             self._claim(words.removesuffix(_WORDS), shapes)
+        self._refuse_strays(shapes)
         if HEAD in self._parts and config.tie_word_embeddings:
             raise ModelError(f"tensor {HEAD} is packed, but tie_word_embeddings is true")
         expected = expected_shapes(config)
@@ -83,6 +84,14 @@ class PackedWeights:
         for part in self._parts[weight]:
             del shapes[part]
         shapes[weight] = (outputs, inputs)
+
+    def _refuse_strays(self, shapes: Mapping[str, tuple[int, ...]]) -> None:
+        """What no packed weight has claimed is taken as it is: that is for floats."""
+        for name in sorted(shapes.keys() - self._parts.keys()):
+            dtype = self._files.stored_as(name)
+            if dtype not in FLOATS:
+                rule = f"is of no packed weight; served are {', '.join(FLOATS)}"
+                raise ModelError(f"tensor {name[:80]!r} has dtype {dtype}, and {rule}")
 
     def _shape(self, module: str) -> tuple[int, int]:
         """(outputs, inputs), as the packed words have them."""

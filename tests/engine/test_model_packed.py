@@ -40,6 +40,13 @@ LAYOUTS = {
     "gptq, a last group of 32": GPTQ | {"group_size": 96},
     "gptq in the order of activations": GPTQ | {"desc_act": True},
 }
+WHERE_FLOATS_ARE = {
+    "model.norm.weight": (OUTPUTS,),
+    "model.embed_tokens.weight": (96, OUTPUTS),
+    "model.layers.0.mlp.up_proj.weight": (INPUTS, OUTPUTS),
+    "model.layers.0.self_attn.rotary_emb.inv_freq": (12,),
+    f"{MODULE}.bias": (OUTPUTS,),
+}
 
 
 @pytest.fixture(scope="module")
@@ -270,7 +277,7 @@ def put(name, tensor):
         (AWQ, drop("qzeros"), f"tensor {MODULE}.qzeros is missing"),
         (GPTQ, drop("scales"), f"tensor {MODULE}.scales is missing"),
         (GPTQ | {"desc_act": True}, drop("g_idx"), f"tensor {MODULE}.g_idx is missing"),
-        (AWQ, drop("qweight"), f"tensor {MODULE}.weight is missing"),
+        (AWQ, drop("qweight"), f"tensor '{MODULE}.qzeros' has dtype I32, and is of no packed weight"),
         (AWQ, cut("qzeros"), f"tensor {MODULE}.qzeros has shape [3, 12], wanted [4, 12]"),
         (GPTQ, cut("scales"), f"tensor {MODULE}.scales has shape [3, 96], wanted [4, 96]"),
         (GPTQ, cut("g_idx"), f"tensor {MODULE}.g_idx has shape [127], wanted [128]"),
@@ -289,7 +296,16 @@ def put(name, tensor):
         ),
         (AWQ, put(f"{MODULE}.weight", torch.zeros(96, 128)), "is there twice, as floats and packed"),
         (AWQ, put(f"{MODULE}.bias", torch.ones(96)), "bias' has no place in this llama model"),
-        (AWQ, put(f"{MODULE}.g_idx", torch.zeros(128, dtype=torch.int32)), "g_idx' has no place"),
+        (
+            AWQ,
+            put(f"{MODULE}.g_idx", torch.zeros(128, dtype=torch.int32)),
+            f"tensor '{MODULE}.g_idx' has dtype I32, and is of no packed weight",
+        ),
+        *(
+            (settings, put(name, torch.zeros(shape, dtype=torch.int32)), f"tensor '{name}' has dtype I32")
+            for settings in (AWQ, GPTQ)
+            for name, shape in WHERE_FLOATS_ARE.items()
+        ),
         (
             GPTQ,
             put(f"{MODULE}.g_idx", torch.zeros(128, dtype=torch.int32)),
