@@ -31,6 +31,8 @@ CACHE_SALT_BYTES_MAX = 256
 STOP_STRINGS_MAX = 16
 STOP_STRING_BYTES_MAX = 256
 STOP_TOKEN_IDS_MAX = 64
+_PROMPT_FIELDS = {"text": "text", "token_ids": "token_ids.ids", "chat": "chat.messages"}
+"""By kind: where what a prompt is made of stands."""
 
 
 def accept(
@@ -214,11 +216,12 @@ def _max_tokens(spec: inference_pb2.GenerationSpec, prompt_tokens: int, card: Mo
     """Asked for, or what the context leaves. The prompt, the answer and their sum have to fit."""
     tokens_max = card.tokens_max()
     left = tokens_max - prompt_tokens
+    field = _PROMPT_FIELDS[spec.WhichOneof("prompt") or "text"]
     if prompt_tokens == 0:
-        prompt.refuse([FieldViolation(field="prompt", description="at least one token")])
+        prompt.refuse([FieldViolation(field=field, description="at least one token")])
     if left < 1:
         text = f"{prompt_tokens} tokens; at most {tokens_max}, of which one is left for the answer"
-        prompt.refuse([], [FieldViolation(field="prompt", description=text)])
+        prompt.refuse([], [FieldViolation(field=field, description=text)])
     asked = spec.sampling.max_tokens if spec.sampling.HasField("max_tokens") else left
     if asked > left:
         text = f"must be in [1, {left}]: the prompt has {prompt_tokens} of at most {tokens_max} tokens"

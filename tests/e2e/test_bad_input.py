@@ -65,13 +65,13 @@ INVALID_SPECS = [
     (sampling(max_tokens=3, min_tokens=4), "sampling.min_tokens", "[0, 3]"),
     (inference_pb2.GenerationSpec(), "prompt", "is required"),
     (spec(""), "text", "at least one token"),
-    (spec("a b c d" * LENGTH), "prompt", f"at most {LENGTH}"),
+    (spec("a b c d" * LENGTH), "text", f"at most {LENGTH}"),
     (spec("a" * (16 * LENGTH + 1)), "text", f"at most {16 * LENGTH} characters"),
     (spec([]), "token_ids.ids", "at least one token"),
     (spec([VOCAB]), "token_ids.ids", f"[0, {VOCAB})"),
     (spec([5, VOCAB + 1, 5]), "token_ids.ids", f"[0, {VOCAB})"),
     (spec([2**32 - 1]), "token_ids.ids", f"[0, {VOCAB})"),
-    (spec([5] * LENGTH), "prompt", f"at most {LENGTH}"),
+    (spec([5] * LENGTH), "token_ids.ids", f"at most {LENGTH}"),
     (spec([5] * (LENGTH + 1)), "token_ids.ids", f"at most {LENGTH}"),
     (spec([5] * 100, sampling={"max_tokens": LENGTH - 99}), "sampling.max_tokens", f"[1, {LENGTH - 100}]"),
     (chat(), "chat.messages", "at least one message"),
@@ -339,8 +339,8 @@ async def test_what_the_pool_can_never_hold_is_refused_with_the_numbers(small_st
     async with grpc.aio.insecure_channel(small_stack.grpc) as channel:
         for asked, field, rule in (
             (spec([5] * 641), "token_ids.ids", "at most 640"),
-            (spec([5] * 640), "prompt", "at most 640"),
-            (spec("a b c d" * 640), "prompt", "at most 640"),
+            (spec([5] * 640), "token_ids.ids", "at most 640"),
+            (spec("a b c d" * 640), "text", "at most 640"),
             (spec([5] * 100, sampling={"max_tokens": 541}), "sampling.max_tokens", "[1, 540]"),
             (spec("hi", sampling={"max_tokens": 641}), "sampling.max_tokens", "[1, 640]"),
         ):

@@ -275,12 +275,12 @@ def test_refusals_name_fields_and_limits_and_never_contents(take):
 @pytest.mark.parametrize(
     ("asked", "field"),
     [
-        (ids([1] * LENGTH), "prompt"),
+        (ids([1] * LENGTH), "token_ids.ids"),
         (ids([1] * (LENGTH + 1)), "token_ids.ids"),
-        (spec(text="a b c d" * LENGTH), "prompt"),
+        (spec(text="a b c d" * LENGTH), "text"),
         (spec(text="a" * (16 * LENGTH + 1)), "text"),
         (chat(("user", "a" * 16 * LENGTH)), "chat.messages"),
-        (chat(("user", "a b c d" * LENGTH)), "prompt"),
+        (chat(("user", "a b c d" * LENGTH)), "chat.messages"),
         (chat(*[("user", "")] * (LENGTH + 1)), "chat.messages"),
         (sampling(max_tokens=LENGTH - 4), "sampling.max_tokens"),
     ],
