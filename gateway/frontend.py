@@ -73,7 +73,7 @@ class Frontend:
                 streamed=streamed,
             )
 
-        request = await _off_loop(work, 0 if spec.HasField("token_ids") else spec.ByteSize())
+        request = await off_loop(work, 0 if spec.HasField("token_ids") else spec.ByteSize())
         if request.guide is not None:
             await self.require_guide(request.guide, tenant)
         return request
@@ -128,7 +128,7 @@ class Frontend:
             special = not asked.HasField("add_special_tokens") or asked.add_special_tokens
             return tuple(self.tokenizer.encode(asked.text, add_special=special))
 
-        return await _off_loop(work, asked.ByteSize())
+        return await off_loop(work, asked.ByteSize())
 
     def detokenize(self, asked: inference_pb2.DetokenizeRequest) -> str:
         """Raises ModelNotFound or InvalidRequest."""
@@ -154,5 +154,6 @@ class Frontend:
             self.metrics.observe_whole("gateway", whole)
 
 
-async def _off_loop(work: Callable[[], T], size_bytes: int) -> T:
+async def off_loop(work: Callable[[], T], size_bytes: int) -> T:
+    """What work makes. size_bytes: of what it looks at; what is large is not looked at on the event loop."""
     return work() if size_bytes <= _INLINE_BYTES_MAX else await asyncio.to_thread(work)

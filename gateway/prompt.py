@@ -32,7 +32,7 @@ def refuse(broken: Sequence[FieldViolation], too_long: Sequence[FieldViolation] 
 
 
 def given_max(spec: inference_pb2.GenerationSpec, tokens_max: int) -> int:
-    """Tokens that a prompt may have as it is given."""
+    """Tokens that a prompt may have as it is given. spec: or another message with such a truncate_prompt_tokens."""
     return tokens_max * (TRUNCATED_TIMES_MAX if spec.HasField("truncate_prompt_tokens") else 1)
 
 

@@ -17,7 +17,7 @@ from smg_grpc_proto import vllm_engine_pb2_grpc
 from gateway import prompt, vllm_messages
 from gateway.access import Access
 from gateway.calls import Context, Trailer, no_trailer, refusals, write
-from gateway.frontend import Frontend
+from gateway.frontend import Frontend, off_loop
 from gateway.generation import Delta
 from gateway.request import Request
 from service.errors import FieldViolation
@@ -47,15 +47,13 @@ class VllmEngineServicer(vllm_engine_pb2_grpc.VllmEngineServicer):
     async def Generate(self, request: pb.GenerateRequest, context: Context) -> None:
         async with refusals(context, self._trailer):
             self._last_came = self._frontend.wall()
-            prompt.refuse(list(vllm_messages.violations(request)))
             tenant = self._access.tenant(authorization(context))
-            spec = vllm_messages.spec_of(request)
-            accepted = await self._frontend.accept(
-                spec, context.time_remaining(), tenant=tenant, streamed=request.stream
-            )
-            with self._abortable((tenant, accepted.id)) as aborted:
+            self._frontend.require_room(tenant)
+            request_id = request.request_id or self._frontend.new_id()
+            with self._abortable((tenant, request_id)) as aborted:
+                accepted = await self._accept(request, request_id, tenant, context)
+                answers = _Answers(accepted, streamed=request.stream)
                 async with aclosing(self._frontend.generate(accepted)) as deltas:
-                    answers = _Answers(accepted, streamed=request.stream)
                     async for delta in _until(aborted, deltas):
                         for part in answers.hear(delta):
                             await write(context, part)
@@ -100,9 +98,22 @@ class VllmEngineServicer(vllm_engine_pb2_grpc.VllmEngineServicer):
             data_parallel_size=1,
         )
 
+    async def _accept(
+        self, request: pb.GenerateRequest, request_id: str, tenant: str, context: Context
+    ) -> Request:
+        """Large messages are copied on another thread, once it is known that they are not too large."""
+        tokens_max = self._frontend.card().tokens_max()
+        prompt.refuse(
+            list(vllm_messages.violations(request)), list(vllm_messages.too_long(request, tokens_max))
+        )
+        spec = await off_loop(lambda: vllm_messages.spec_of(request, request_id), request.ByteSize())
+        return await self._frontend.accept(
+            spec, context.time_remaining(), tenant=tenant, streamed=request.stream
+        )
+
     @contextmanager
     def _abortable(self, name: _Name) -> Iterator[asyncio.Event]:
-        """While this runs, `Abort` finds it by its name."""
+        """While this runs, `Abort` finds it by its name; it begins before the request is looked at."""
         if name in self._running:
             prompt.refuse([FieldViolation(field="request_id", description="is that of a running request")])
         aborted = self._running[name] = asyncio.Event()
@@ -141,10 +152,10 @@ class _Answers:
 
 
 async def _until(aborted: asyncio.Event, deltas: AsyncGenerator[Delta, None]) -> AsyncIterator[Delta]:
-    """What comes before that."""
+    """What comes before that. Once it is aborted, nothing is begun."""
     ending = asyncio.ensure_future(aborted.wait())
     try:
-        while True:
+        while not aborted.is_set():
             pulled = asyncio.ensure_future(anext(deltas))
             try:
                 await asyncio.wait((pulled, ending), return_when=asyncio.FIRST_COMPLETED)

@@ -1,6 +1,7 @@
 """vllm.grpc.engine's messages as ours and back: what routers say to engines, and what they hear.
 
-`vllm_engine` calls it. Pure translation: ranges are validation's. Where a number that is 0 means nothing was said, as
+`vllm_engine` calls it. Pure translation: ranges are validation's, and only counts are looked at before a message is
+copied. Where a number that is 0 means nothing was said, as
 proto3 has it, nothing is passed on.
 """
 
@@ -9,9 +10,13 @@ from collections.abc import Iterator, Sequence
 from smg_grpc_proto import vllm_engine_pb2 as pb
 
 from crossdock.v1 import inference_pb2
+from gateway import prompt
 from gateway.generation import Delta, Finish, StopString, StopToken
 from gateway.request import EndReason, Request, Token
+from gateway.validation import STOP_STRINGS_MAX, STOP_TOKEN_IDS_MAX
 from service.errors import FieldViolation, InvalidRequest
+from service.guides import CHOICES_MAX
+from service.orders import LOGIT_BIASES_MAX
 from service.scores import Scores
 
 _REASONS = {EndReason.STOP: "stop", EndReason.LENGTH: "length"}
@@ -30,7 +35,7 @@ _OPTIONAL = ("temperature", "max_tokens", "seed")
 
 
 def violations(asked: pb.GenerateRequest) -> Iterator[FieldViolation]:
-    """What is asked that is not done here."""
+    """What is asked that is not done here, and what there is too much of to be copied."""
     given = [name for name in _NOT_OFFERED if asked.HasField(name)]
     if asked.extra_mm_inputs:
         given.append("extra_mm_inputs")
@@ -38,12 +43,29 @@ def violations(asked: pb.GenerateRequest) -> Iterator[FieldViolation]:
         given.append("sampling_params.structural_tag")
     for field in given:
         yield FieldViolation(field=field, description="is not supported")
+    params = asked.sampling_params
+    for field, count, most in (
+        ("logit_bias", len(params.logit_bias), LOGIT_BIASES_MAX),
+        ("stop", len(params.stop), STOP_STRINGS_MAX),
+        ("stop_token_ids", len(params.stop_token_ids), STOP_TOKEN_IDS_MAX),
+        ("choice", len(params.choice.choices), CHOICES_MAX),
+    ):
+        if count > most:
+            rule = f"at most {most}; {count} were given"
+            yield FieldViolation(field=f"sampling_params.{field}", description=rule)
 
 
-def spec_of(asked: pb.GenerateRequest) -> inference_pb2.GenerationSpec:
-    """What has no `violations`. Raises InvalidRequest for numbers that no field of ours can hold."""
+def too_long(asked: pb.GenerateRequest, tokens_max: int) -> Iterator[FieldViolation]:
+    """tokens_max: of a prompt that is taken whole."""
+    given_max = prompt.given_max(asked.sampling_params, tokens_max)
+    yield from prompt.ids_too_long("tokenized.input_ids", len(asked.tokenized.input_ids), given_max)
+
+
+def spec_of(asked: pb.GenerateRequest, request_id: str) -> inference_pb2.GenerationSpec:
+    """What has no `violations` and is not `too_long`. Raises InvalidRequest for numbers that no field of ours can
+    hold."""
     try:
-        return _spec(asked)
+        return _spec(asked, request_id)
     except ValueError:
         rule = "a number is negative, or larger than 32 bits with a sign"
         raise InvalidRequest(FieldViolation(field="sampling_params", description=rule)) from None
@@ -83,10 +105,10 @@ def complete(request: Request, deltas: Sequence[Delta]) -> pb.GenerateResponse:
     return pb.GenerateResponse(complete=told)
 
 
-def _spec(asked: pb.GenerateRequest) -> inference_pb2.GenerationSpec:
+def _spec(asked: pb.GenerateRequest, request_id: str) -> inference_pb2.GenerationSpec:
     params = asked.sampling_params
     spec = inference_pb2.GenerationSpec(
-        request_id=asked.request_id,
+        request_id=request_id,
         sampling=_sampling(params),
         stop=inference_pb2.StopConditions(
             strings=params.stop,

@@ -1,6 +1,7 @@
 """vLLM's engine service on a real server, called with the stub that routers call it with."""
 
 import asyncio
+import threading
 from contextlib import asynccontextmanager
 
 import grpc
@@ -8,7 +9,7 @@ import pytest
 from smg_grpc_proto import vllm_engine_pb2 as pb
 from smg_grpc_proto import vllm_engine_pb2_grpc
 
-from gateway import vllm_engine
+from gateway import vllm_engine, vllm_messages
 from gateway.access import Access
 from gateway.calls import no_trailer
 from gateway.malformed import MalformedMessages
@@ -96,6 +97,96 @@ async def test_an_aborted_request_ends_as_such_and_lets_its_work_go(frontend_ove
         assert last.complete.finish_reason == "abort"
         await asyncio.wait_for(source.closed.wait(), EVENT_S)
         assert (await stub.GetServerInfo(pb.GetServerInfoRequest())).active_requests == 0
+
+
+class Held:
+    """A guide check that takes until it is let go."""
+
+    def __init__(self):
+        self.asked, self.go_on = asyncio.Event(), asyncio.Event()
+
+    async def __call__(self, guide, tenant):
+        self.asked.set()
+        await self.go_on.wait()
+
+
+@pytest.mark.parametrize("stream", [False, True])
+async def test_what_is_aborted_before_it_is_accepted_is_never_begun(frontend_over, scripted, stream):
+    source, held = scripted(), Held()
+    async with engine(frontend_over(source, require_guide=held)) as stub:
+        call = stub.Generate(asked(stream=stream, n=2, regex="a"))
+        await asyncio.wait_for(held.asked.wait(), EVENT_S)
+        await stub.Abort(pb.AbortRequest(request_ids=["r"]))
+        held.go_on.set()
+        ends = [part.complete async for part in call]
+    assert [(end.index, end.finish_reason, end.prompt_tokens) for end in ends] == [
+        (0, "abort", 3),
+        (1, "abort", 3),
+    ]
+    assert source.requests == []
+
+
+async def test_a_name_is_taken_from_the_first_moment_and_free_after_a_refusal(
+    frontend_over, scripted, batches
+):
+    source, held = scripted(*batches([500], end=EndReason.LENGTH)), Held()
+    async with engine(frontend_over(source, require_guide=held)) as stub:
+        first = stub.Generate(asked(regex="a"))
+        await asyncio.wait_for(held.asked.wait(), EVENT_S)
+        with pytest.raises(grpc.aio.AioRpcError, match="request_id"):
+            await stub.Generate(asked(regex="a", top_p=1.5)).read()
+        nameless = [stub.Generate(asked(request_id="")) for _ in range(2)]
+        assert [(await each.read()).complete.finish_reason for each in nameless] == ["length"] * 2
+        held.go_on.set()
+        assert (await first.read()).complete.finish_reason == "length"
+        with pytest.raises(grpc.aio.AioRpcError, match="top_p"):
+            await stub.Generate(asked(top_p=1.5)).read()
+        assert (await stub.Generate(asked()).read()).complete.finish_reason == "length"
+
+
+async def test_a_message_is_looked_at_only_where_there_is_room_for_it(frontend_over, scripted):
+    def full(tenant):
+        raise Exhausted("full")
+
+    with pytest.raises(grpc.aio.AioRpcError) as refused:
+        await said(
+            frontend_over(scripted(), require_room=full), asked(logit_bias={-1: 1.0}, structural_tag="x")
+        )
+    assert refused.value.code() is grpc.StatusCode.RESOURCE_EXHAUSTED
+
+
+@pytest.mark.parametrize(
+    ("request_", "named"),
+    [
+        (asked(logit_bias=dict.fromkeys(range(-1, 300), 1.0)), "sampling_params.logit_bias: at most 300"),
+        (asked(stop=["x"] * 17), "sampling_params.stop: at most 16"),
+        (asked(stop_token_ids=[1] * 65), "sampling_params.stop_token_ids: at most 64"),
+        (asked(choice=pb.ChoiceConstraint(choices=["x"] * 257)), "sampling_params.choice: at most 256"),
+        (asked(ids=[5] * 513), "tokenized.input_ids: at most 512"),
+        (asked(ids=[5] * 4097, truncate_prompt_tokens=9), "tokenized.input_ids: at most 4096"),
+    ],
+)
+async def test_too_much_is_refused_as_the_router_has_named_it(frontend_over, scripted, request_, named):
+    with pytest.raises(grpc.aio.AioRpcError, match=named) as refused:
+        await said(frontend_over(scripted()), request_)
+    assert refused.value.code() is grpc.StatusCode.INVALID_ARGUMENT
+
+
+async def test_a_large_message_is_copied_beside_the_event_loop(frontend_over, scripted, batches, monkeypatch):
+    threads = []
+
+    def spec_of(*given):
+        threads.append(threading.current_thread())
+        return translate(*given)
+
+    translate = vllm_messages.spec_of
+    monkeypatch.setattr(vllm_messages, "spec_of", spec_of)
+    for large in (False, True):
+        source = scripted(*batches([500], end=EndReason.LENGTH))
+        spread = {"ids": [40_000] * 500, "stop": ["x" * 200] * 16} if large else {}
+        (only,) = await said(frontend_over(source), asked(**spread))
+        assert only.complete.completion_tokens == 1
+    assert [thread is threading.main_thread() for thread in threads] == [True, False]
 
 
 @pytest.mark.parametrize(
