@@ -9,6 +9,7 @@ import pytest
 from google.rpc import error_details_pb2
 from grpc_reflection.v1alpha import reflection_pb2, reflection_pb2_grpc
 from grpc_status import rpc_status
+from smg_grpc_proto import vllm_engine_pb2
 
 from crossdock.v1 import control_pb2, control_pb2_grpc, inference_pb2
 from crossdock.worker.v1 import worker_pb2
@@ -31,13 +32,13 @@ def methods(contract, *services):
 
 
 PLACES = {
-    "gateway": [*methods(inference_pb2), *methods(control_pb2), REFLECTION],
+    "gateway": [*methods(inference_pb2), *methods(vllm_engine_pb2), *methods(control_pb2), REFLECTION],
     "p": methods(worker_pb2, "PrefillService"),
     "d": methods(worker_pb2, "DecodeService"),
 }
 STREAMED = {REFLECTION} | {
     f"/{service.full_name}/{method.name}"
-    for contract in (inference_pb2, control_pb2, worker_pb2)
+    for contract in (inference_pb2, vllm_engine_pb2, control_pb2, worker_pb2)
     for service in contract.DESCRIPTOR.services_by_name.values()
     for method in service.methods
     if method.client_streaming

@@ -1,10 +1,13 @@
-"""What one tenant may learn of another: nothing, neither by what is cached nor by how long a key is looked at."""
+"""What one tenant may learn of another, or do to it: nothing, neither by what is cached, nor by the names of requests,
+nor by how long a key is looked at."""
 
 import random
 import time
 
+import grpc
 import numpy as np
 import pytest
+from smg_grpc_proto import vllm_engine_pb2, vllm_engine_pb2_grpc
 
 from crossdock.client import AsyncClient, Generation
 from crossdock.v1 import control_pb2, control_pb2_grpc
@@ -82,6 +85,38 @@ async def test_another_tenants_prefix_costs_what_a_new_one_costs(scene):
     await scene.ask("acme", shared)
     assert await scene.cost("zeta", shared) == await scene.cost("zeta", new) > 0
     assert await scene.cost("acme", shared) < await scene.cost("acme", new)
+
+
+async def test_a_name_is_its_tenants_own_and_so_is_the_right_to_abort(stack):
+    """SEC-10. Both run under one name at once; whoever aborts it ends its own request and not the other's."""
+    acme, zeta = (stack.credentials(stack.keys[tenant]).metadata() for tenant in ("acme", "zeta"))
+    abort = vllm_engine_pb2.AbortRequest(request_ids=["r"])
+    async with stack.channel() as channel:
+        stub = vllm_engine_pb2_grpc.VllmEngineStub(channel)
+        goes_on = stub.Generate(long_request(100), metadata=acme, timeout=60)
+        await goes_on.read()
+        await stub.Abort(abort, metadata=zeta)
+        ends = stub.Generate(long_request(400), metadata=zeta, timeout=60)
+        await ends.read()
+        await stub.Abort(abort, metadata=zeta)
+        assert (await last_of(ends)).finish_reason == "abort"
+        assert (await last_of(goes_on)).finish_reason == "length"
+
+
+def long_request(tokens):
+    """A stream named r of so many tokens."""
+    return vllm_engine_pb2.GenerateRequest(
+        request_id="r",
+        tokenized=vllm_engine_pb2.TokenizedInput(input_ids=tokens_of(1, 20)),
+        sampling_params=vllm_engine_pb2.SamplingParams(max_tokens=tokens, ignore_eos=True),
+        stream=True,
+    )
+
+
+async def last_of(call):
+    while (part := await call.read()) is not grpc.aio.EOF:
+        last = part
+    return last.complete
 
 
 def test_a_key_that_is_nearly_right_takes_as_long_as_any_other(tmp_path):
