@@ -123,7 +123,8 @@ class _Gateway:
             self._prefills, self._decodes, self._admission, options.queue_requests_max, time.monotonic
         )
         self._open_rca = OpenRca(self._utilization.report)
-        self._health = Health((_INFERENCE,), standing=(_CONTROL,))
+        self._router_services = _services_for_routers()
+        self._health = Health((_INFERENCE, *self._router_services), standing=(_CONTROL,))
 
     async def serve(self) -> None:
         """From the listening sockets to the end of the last stream."""
@@ -142,9 +143,9 @@ class _Gateway:
             self._prefills, self._decodes, self._admission, owns=self._orchestrator.asked_for
         )
         add_ControlServiceServicer_to_server(control, grpc_server)
-        others = self._serve_routers(grpc_server)
+        self._serve_routers(grpc_server)
         if options.enable_reflection:
-            server.enable_reflection(grpc_server, (_INFERENCE, _CONTROL, HEALTH, *others))
+            server.enable_reflection(grpc_server, (_INFERENCE, _CONTROL, HEALTH, *self._router_services))
         grpc_server.add_generic_rpc_handlers((self._open_rca,))
         rules = BindRules(allow_wildcard=options.allow_wildcard_bind, allow_insecure=options.allow_insecure)
         grpc_port = server.bind(grpc_server, f"{options.grpc_host}:{options.grpc_port}", rules, self._tls)
@@ -173,14 +174,11 @@ class _Gateway:
             for task in (*background, announcing):
                 task.cancel()
 
-    def _serve_routers(self, grpc_server: grpc.aio.Server) -> tuple[str, ...]:
-        """vLLM's service too, where its messages are installed. Names what is served."""
-        if find_spec("smg_grpc_proto") is None:
-            return ()
-        from gateway import vllm_engine
+    def _serve_routers(self, grpc_server: grpc.aio.Server) -> None:
+        if self._router_services:
+            from gateway import vllm_engine
 
-        vllm_engine.register(grpc_server, self._frontend, self._access, self._utilization.trailer)
-        return (vllm_engine.SERVICE,)
+            vllm_engine.register(grpc_server, self._frontend, self._access, self._utilization.trailer)
 
     async def _announce(self, grpc_port: int, http_url: str) -> None:
         """Say that this process serves: once all workers are there, or some time after one is that generates."""
@@ -273,3 +271,12 @@ class _Gateway:
             for worker in self._decodes:
                 self._show("decode", worker)
             await asyncio.sleep(METRICS_INTERVAL_S)
+
+
+def _services_for_routers() -> tuple[str, ...]:
+    """vLLM's, where its messages are installed."""
+    if find_spec("smg_grpc_proto") is None:
+        return ()
+    from gateway.vllm_engine import SERVICE
+
+    return (SERVICE,)

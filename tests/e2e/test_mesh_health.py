@@ -16,6 +16,7 @@ from tests.e2e.conftest import running_stack, spec, stream, tokens_of
 SERVING = health_pb2.HealthCheckResponse.SERVING
 NOT_SERVING = health_pb2.HealthCheckResponse.NOT_SERVING
 INFERENCE = "crossdock.v1.InferenceService"
+VLLM = "vllm.grpc.engine.VllmEngine"
 
 
 @pytest.fixture(scope="module")
@@ -58,7 +59,7 @@ async def test_a_gateway_without_a_worker_that_generates_is_not_serving_long_bef
             (state,) = {each.state for each in stack.status().workers}
             assert state == control_pb2.WORKER_STATE_READY, "its stream has not broken yet"
             assert [each.worker_id for each in stack.status().workers if each.reason == "frozen"] == [name]
-            assert await check(channel, "readiness") == NOT_SERVING
+            assert await check(channel, "readiness") == await check(channel, VLLM) == NOT_SERVING
             assert await check(channel, "") == await check(channel, "crossdock.v1.ControlService") == SERVING
         assert (await told.read()).status == SERVING
         assert (await stream(channel, spec("again", sampling={"max_tokens": 2}))).usage.completion_tokens == 2
