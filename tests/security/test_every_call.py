@@ -94,6 +94,13 @@ async def test_a_tenants_key_opens_no_control_method_and_no_worker(stack, code_o
                     assert await code_of(call(channel, method, CONTROL_TOKEN)) is UNAUTHENTICATED
 
 
+async def test_a_key_is_told_which_methods_of_vllms_service_are_not_served(stack, code_of):
+    async with stack.channel() as channel:
+        for name in ("Embed", "FlushCache", "GetTokenizer", "SubscribeKvEvents"):
+            method = f"/vllm.grpc.engine.VllmEngine/{name}"
+            assert await code_of(call(channel, method, stack.keys["acme"])) is grpc.StatusCode.UNIMPLEMENTED
+
+
 async def test_operators_come_by_token_or_by_certificate(stack, code_of):
     operator = {"certificate": stack.operator.pem(), "private_key": stack.operator.key.read_bytes()}
     for who, key in (({}, CONTROL_TOKEN), (operator, "")):
