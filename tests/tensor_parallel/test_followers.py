@@ -128,9 +128,11 @@ def test_a_rank_that_is_gone_before_the_others_found_it_is_named(other):
 def test_a_rank_that_does_not_stop_is_killed_and_nobody_is_told_of_a_loss(tmp_path, monkeypatch):
     monkeypatch.setattr("tensor_parallel.followers.END_S", 0.1)
     other = Other(tmp_path)
+    other.say(Loaded(free_bytes=None))
+    other.followers.loaded(None)  # whoever has not said anything may not be there yet, and is told nothing
     other.followers.stop()
     assert other.process.returncode == -9 and other.lost.empty()
-    assert other.socket.recv() == encode(Stop())
+    assert other.socket.poll(10_000) and other.socket.recv() == encode(Stop())
     other.socket.close()
 
 
