@@ -5,7 +5,6 @@ import json
 import random
 import subprocess
 import sys
-import time
 from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -42,7 +41,8 @@ class Stack:
     def idle_ledgers(self, attempts=200):
         """The ledgers once nothing is live or owned any more; fails when that does not come."""
         for attempt in range(attempts):
-            time.sleep(min(attempt, 10) / 100)
+            with pytest.raises(subprocess.TimeoutExpired):  # it has not ended
+                self.process.wait(min(attempt, 10) / 100)
             audit = self.audit()
             owned = sum(ledger.owned_blocks + ledger.quarantined_blocks for ledger in audit.ledgers)
             if audit.live_requests == 0 and owned == 0:
