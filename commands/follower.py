@@ -18,7 +18,7 @@ from engine.wishes import EngineWishes
 from service import config, logs, parent
 from service.config import RankOptions
 from service.garbage import freeze_garbage
-from service.machine import bind_to_cores, compute_in_long_slices, give_way
+from service.machine import bind_to_cores, give_way
 from service.model_source import resolve_model
 from service.pulse import other_threads
 from service.worker_process import EXIT_CRASHED
@@ -34,7 +34,6 @@ def main(argv: Sequence[str]) -> int:
     fields = {"worker_id": options.worker_id, "rank": str(options.rank)}
     logs.configure(level=options.log_level, log_format=options.log_format, fields=fields)
     give_way(options.nice)
-    compute_in_long_slices()
     bind_to_cores(options.cores)
     model = resolve_model(options.model)
     wishes = EngineWishes.of(options, model, CoreShare(own=options.cores or ()))

@@ -212,12 +212,6 @@ class Sequence:
             or len(self.tokens) < self.stop.min_length
         )
 
-    def append(self, token: int) -> None:
-        """Take a sampled token, and note whether it ends the sequence."""
-        assert self.computed >= len(self.tokens), "a token is sampled from a fully computed sequence"
-        self.tokens.append(token)
-        self.settle()
-
     def settle(self) -> None:
         """Note what its last token, which was just sampled, means for it. Where it is not ruled and the token is none
         that may end it, this changes nothing before its length limit."""

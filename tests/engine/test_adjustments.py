@@ -117,7 +117,8 @@ def test_greedy_tokens_are_those_of_transformers_processors_and_openais_formula(
         (sampled,) = sample(logits[None], [row])
         assert sampled.token == int(expected.argmax())
         sequence.computed = len(tokens)
-        sequence.append(sampled.token)
+        sequence.tokens.append(sampled.token)
+        sequence.settle()
     assert changed
     if steps == STEPS["cpu"]:
         assert sequence.tokens[len(prompt) :] != line["output_ids"][:steps], "it makes no difference"
