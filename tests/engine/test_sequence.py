@@ -2,7 +2,10 @@
 
 import pytest
 
+from engine.draws import take
 from engine.errors import EngineError, IllegalTransition
+from engine.runs import Draws
+from engine.sampling import Sampled
 from engine.sequence import TRANSITIONS, EndReason, Event, SamplingParams, Sequence, State, StopRules
 
 LEGAL = {
@@ -55,6 +58,12 @@ def test_every_state_can_be_reached_and_only_detached_is_final():
     assert set(State) - {state for state, _ in TRANSITIONS} == {State.DETACHED}
 
 
+def append(one, token):
+    """As a step does it."""
+    draws = Draws([one])
+    take(draws, draws.positions, [Sampled(token, None, ())])
+
+
 @pytest.mark.parametrize(
     ("known", "rules", "token", "end"),
     [
@@ -71,7 +80,7 @@ def test_every_state_can_be_reached_and_only_detached_is_final():
 )
 def test_a_token_ends_the_sequence_by_the_rules(known, rules, token, end):
     one = sequence(tokens=range(known), computed=known, **rules)
-    one.append(token)
+    append(one, token)
     assert one.end_reason is end
     assert one.tokens == [*range(known), token]
     assert one.uncomputed() == 1
@@ -79,7 +88,7 @@ def test_a_token_ends_the_sequence_by_the_rules(known, rules, token, end):
 
 def test_a_stop_token_inside_the_prompt_ends_nothing():
     one = sequence(tokens=(7, 7), computed=2, stop_token_ids=frozenset({7}))
-    one.append(1)
+    append(one, 1)
     assert one.end_reason is None
 
 
@@ -87,7 +96,7 @@ def test_a_stop_token_inside_the_prompt_ends_nothing():
 def test_nothing_is_appended_before_all_known_tokens_are_computed(computed):
     one = sequence(computed=computed)
     with pytest.raises(AssertionError):
-        one.append(9)
+        append(one, 9)
     assert one == sequence(computed=computed)
 
 
@@ -104,6 +113,6 @@ def test_a_sequence_run_to_its_limit_never_computes_more_than_positions_max(leng
     promised = one.positions_max()
     while one.end_reason is None:
         one.computed = len(one.tokens)
-        one.append(5)
+        append(one, 5)
     assert one.computed == promised
     assert len(one.tokens) == length_limit
