@@ -15,20 +15,20 @@ from engine.sampling import NO_RULES, Drawing, Rule, Sampled, Sampler
 from engine.sequence import SamplingParams
 
 
-class Drawn(NamedTuple):
+class DrawnToken(NamedTuple):
     """token: BROKEN where the row has none. logprob: under the model's own distribution, None unless asked for."""
 
     token: int
     logprob: float | None
 
 
-class Draws(Protocol):
+class DeviceDrawing(Protocol):
     """Tokens that the device is drawing. tokens: int64 [n], there."""
 
     @property
     def tokens(self) -> torch.Tensor: ...
 
-    def read(self) -> list[Drawn]:
+    def read(self) -> list[DrawnToken]:
         """Wait until they are drawn, and for nothing that was begun later."""
         ...
 
@@ -42,13 +42,13 @@ class DeviceDraw(Protocol):
         places: Sequence[int],
         params: Sequence[SamplingParams],
         positions: Sequence[int],
-    ) -> Draws: ...
+    ) -> DeviceDrawing: ...
 
 
 class _Begun(NamedTuple):
     """See engine.sampling.Drawing."""
 
-    draws: Draws
+    draws: DeviceDrawing
 
     @property
     def tokens(self) -> torch.Tensor:

@@ -15,7 +15,7 @@ import torch
 import triton
 import triton.language as tl
 
-from engine.device_sampler import Drawn
+from engine.device_sampler import DrawnToken
 from engine.distribution import BROKEN, LOG2_E, VOCAB_MAX, WEIGHT_BITS, log_total
 from engine.kernels.triton.launch import EXACT
 from engine.sequence import SamplingParams
@@ -32,7 +32,7 @@ _SEED_MASK = (1 << 64) - 1
 
 def draw(
     logits: torch.Tensor, places: Sequence[int], params: Sequence[SamplingParams], positions: Sequence[int]
-) -> "_Draws":
+) -> "_Drawing":
     """See engine.device_sampler.DeviceDraw. Rows are contiguous in themselves."""
     vocab = logits.shape[1]
     assert logits.stride(1) == 1 and vocab < VOCAB_MAX, (logits.shape, logits.stride())
@@ -46,11 +46,11 @@ def draw(
         out, logits, wishes, vocab, logits.stride(0),
         TILE=TILE, num_warps=8, **EXACT,
     )  # fmt: skip
-    return _Draws(params, out)
+    return _Drawing(params, out)
 
 
-class _Draws:
-    """See engine.device_sampler.Draws. out: see `sample`."""
+class _Drawing:
+    """See engine.device_sampler.DeviceDrawing. out: see `sample`."""
 
     def __init__(self, params: Sequence[SamplingParams], out: torch.Tensor) -> None:
         self.tokens = out[:, 0]
@@ -62,7 +62,7 @@ class _Draws:
             self._copied = torch.cuda.Event()  # type: ignore[no-untyped-call]
             self._copied.record()
 
-    def read(self) -> list[Drawn]:
+    def read(self) -> list[DrawnToken]:
         if self._copied is not None:
             self._copied.synchronize()
         return [_drawn(one, *each) for one, each in zip(self._params, self._out.tolist(), strict=True)]
@@ -76,12 +76,12 @@ def _packed(vocab: int, place: int, params: SamplingParams, position: int) -> by
     return _WISH.pack(place, params.seed & _SEED_MASK, position, top_k, least, asked, scale, params.top_p)
 
 
-def _drawn(params: SamplingParams, token: int, total: int, greatest: int, logit: int) -> Drawn:
+def _drawn(params: SamplingParams, token: int, total: int, greatest: int, logit: int) -> DrawnToken:
     """greatest, logit: bits of a float32."""
     if token == BROKEN or params.logprobs is None:
-        return Drawn(token, None)
+        return DrawnToken(token, None)
     highest, own = np.array([greatest, logit], np.int32).view(np.float32).tolist()
-    return Drawn(token, own - log_total(total, highest))
+    return DrawnToken(token, own - log_total(total, highest))
 
 
 @triton.jit
