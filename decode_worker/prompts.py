@@ -49,19 +49,24 @@ class Prompts:
         self._core.adopt(sequence)
 
     def advance(self, progress: Iterable[Progress]) -> int:
-        """What a step computed. Returns the tokens that were for prompts, which are booked here when they end."""
+        """What a step computed. Returns the tokens that were of prompts, which are booked here when they end. What is
+        computed of an answer before its first token was read is not among them."""
         total = 0
         for sequence, tokens in progress if self._prompts else ():
-            prompt = self._prompts.get(AttemptKey(request_id=sequence.id[0], attempt=sequence.id[1]))
-            if prompt is not None:
+            prompt = self._prompts.get(_key(sequence))
+            if prompt is not None and sequence.computed <= len(prompt.reservation.order.token_ids):
                 prompt.computed += tokens
                 total += tokens
         return total
 
+    def among(self, sequences: Iterable[Sequence]) -> int:
+        """How many of these are of prompts."""
+        return sum(_key(sequence) in self._prompts for sequence in sequences) if self._prompts else 0
+
     def scores(self, found: Iterable[Scored]) -> Iterator[tuple[str, PromptReport]]:
         """What a step has said of their tokens, for the gateways that asked."""
         for sequence, first, scores in found:
-            prompt = self._prompts[AttemptKey(request_id=sequence.id[0], attempt=sequence.id[1])]
+            prompt = self._prompts[_key(sequence)]
             key = prompt.reservation.order.key
             report = PromptReport(key=key, first_position=first, scores=Scores.of(scores))
             yield prompt.reservation.gateway, report
@@ -93,3 +98,7 @@ class Prompts:
     def computed(self) -> int:
         """Tokens, of those that have not ended."""
         return sum(each.computed for each in self._prompts.values())
+
+
+def _key(sequence: Sequence) -> AttemptKey:
+    return AttemptKey(*sequence.id[:2])

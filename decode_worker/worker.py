@@ -13,6 +13,7 @@ from decode_worker.answers import Answers, report_of, token_reports
 from decode_worker.policy import DecodePolicy
 from decode_worker.prompts import Prompts
 from decode_worker.reservations import Name, Reservation, Reservations, ReservationState
+from decode_worker.unread_tokens import UnreadTokens
 from engine.cache.block_pool import Credit, Ledger
 from engine.cache.block_table import BlockTable
 from engine.cache.kv_cache import KVCache
@@ -73,6 +74,7 @@ class DecodeWorker:
         self._books = TokenBooks()
         self._counts = Counter[str]()
         self._prompts = Prompts(core, self._books, cache.layout.block_size)
+        self._unread = UnreadTokens(self._books)
 
     def reserve(
         self, gateway: str, order: SequenceOrder, ticket: Ticket | None, constraint: Constraint | None = None
@@ -110,10 +112,10 @@ class DecodeWorker:
     def on_step(self, result: StepResult) -> None:
         """Report what was sampled, let go of what has ended, let the next ones in.
 
-        What is computed of a prompt is delivered with its first token; each token after it yields one at once.
+        What is computed of a prompt is delivered with its first token, each token after it with the one that it yields.
         """
         self._books.compute(result.tokens)
-        self._books.deliver(result.tokens - self._prompts.advance(result.progress))
+        self._unread.book(result, result.tokens - self._prompts.advance(result.progress), self._prompts)
         for gateway, report in self._prompts.scores(result.scored):
             self._tell(gateway, report)
         self._sampled(result.outputs)
@@ -152,7 +154,7 @@ class DecodeWorker:
         return self._core.ledger()
 
     def tokens(self) -> TokenCounts:
-        return self._books.counts(live=self._prompts.computed())
+        return self._books.counts(live=self._prompts.computed() + self._unread.tokens)
 
     def counts(self) -> dict[str, int]:
         """Since the start, by the names of `service.worker_counts`. Any thread."""

@@ -20,13 +20,13 @@ from engine.cache.coming import Coming
 from engine.cache.prefix_chain import PrefixChain
 from engine.cache.swap_space import SwapSpace
 from engine.draws import NO_TWINS, Twins, begin, dead_ends, draw, foreseen, take
-from engine.flight import Flight
+from engine.flight import Flight, timed
 from engine.policy import Plan, Policy, View
 from engine.results import NO_OUTPUTS, Outputs, StepResult
 from engine.runs import Draws, Runs
 from engine.sampling import Sampled, Sampler
 from engine.scheduling.headroom import Headroom
-from engine.scheduling.pace import Pace
+from engine.scheduling.pace import Load, Pace
 from engine.scoring import Scored, limited, read_scores, with_scored_rows
 from engine.sequence import EndReason, Event, Progress, Sequence, SequenceId, State
 from engine.views import SequenceViews
@@ -148,12 +148,9 @@ class EngineCore:
         """See `Pace`."""
         return self._pace
 
-    def measured(self, result: StepResult, seconds: float) -> None:
-        """Whoever has a clock says how long a step took."""
-        ones, tokens = len(result.progress), result.tokens
-        if tokens > ones:
-            ones = [count for _, count in result.progress].count(1)
-        self._pace = self._pace.after_step(generating=ones, prompt_tokens=tokens - ones, seconds=seconds)
+    def measured(self, load: Load, seconds: float) -> None:
+        """Whoever has a clock says how long a step's load took."""
+        self._pace = self._pace.after_step(load, seconds)
 
     def swapping(self) -> bool:
         """Whether somebody waits to come back."""
@@ -162,11 +159,9 @@ class EngineCore:
     def step(self, now: float) -> StepResult:
         """One round. Raises NonFiniteLogits for a model that computed no numbers."""
         earlier, self._flight = self._flight, None
-        if earlier is not None and not self._foreseen():
-            return self._told(earlier)
         view = self.view()
         plan = self._policy.plan(view, now)
-        if earlier is not None and plan.preempt:  # what is given up has no token that nobody knows
+        if earlier is not None and not self._foreseen(plan):
             return self._told(earlier)
         preempted = tuple(self._preempt(self._running[each]) for each in plan.preempt)
         runs = self._prepare(plan, view)
@@ -174,19 +169,16 @@ class EngineCore:
             self._headroom = self._headroom.after_step(len(preempted))
         if not runs:
             return self._told(earlier, preempted=preempted)
-        scored, flight = self._begin(runs, earlier)
-        if flight.drawing is not None:
-            self._flight = flight
-        elif earlier is None:
-            return self._told(flight, runs, preempted=preempted, scored=scored)
-        assert flight.drawing is not None or not flight.complete, "somebody was not foreseen"
-        return self._told(earlier, runs, preempted=preempted, scored=scored)
+        ahead = self._ahead and all(foreseen(sequence) for sequence, _ in runs.progress)
+        scored, flight = self._begin(runs, earlier, ahead)
+        self._flight = flight if ahead else None
+        return self._told(earlier if ahead else flight, runs, preempted=preempted, scored=scored)
 
-    def _foreseen(self) -> bool:
-        """Whether nobody here needs to know what was drawn before the next step can begin."""
-        return all(
-            foreseen(one) for group in (self._waiting, self._running, self._swapped) for one in group.values()
-        )
+    def _foreseen(self, plan: Plan) -> bool:
+        """Whether this can be done by somebody who does not know what was drawn last."""
+        groups = (self._running, self._waiting, self._swapped)
+        work = (next(group[name] for group in groups if name in group) for name, _ in plan.work)
+        return not plan.preempt and all(foreseen(sequence) for sequence in work)
 
     def _told(
         self,
@@ -196,8 +188,9 @@ class EngineCore:
         preempted: tuple[Sequence, ...] = (),
         scored: tuple[Scored, ...] = (),
     ) -> StepResult:
-        """With what that flight has drawn."""
+        """What was begun, and what that flight has drawn."""
         outputs, stuck = _NOTHING if flight is None else self._land(flight)
+        clocked = timed(self._flight, flight)
         return StepResult(
             progress=() if runs is None else runs.progress,
             tokens=0 if runs is None else runs.tokens,
@@ -206,11 +199,14 @@ class EngineCore:
             scored=scored,
             dead_ends=stuck,
             landed=flight is not None,
+            unread=self._flight is not None,
+            load=None if clocked is None else clocked.load,
+            overlapped=clocked is not None and clocked.overlapped,
         )
 
-    def _begin(self, runs: Runs, earlier: Flight | None) -> tuple[tuple[Scored, ...], Flight]:
-        """Compute the runs: how likely the tokens are where somebody asked, and what is to be drawn. Where that needs
-        nobody, it has begun."""
+    def _begin(self, runs: Runs, earlier: Flight | None, ahead: bool) -> tuple[tuple[Scored, ...], Flight]:
+        """Compute the runs: how likely the tokens are where somebody asked, and what is to be drawn. Ahead, or where it
+        is nothing, that has begun."""
         batch = self._binder.batch(runs, earlier)
         scored: tuple[Scored, ...] = ()
         if runs.scored:
@@ -218,15 +214,16 @@ class EngineCore:
             scored, logits = read_scores(self._sampler, runs.progress, told)
         else:
             logits = self._runner.run(batch)
-        ahead = self._ahead and all(foreseen(sequence) for sequence, _ in runs.progress)
         self._advance(runs)
-        draws, positions, drawing = runs.draws, runs.draws.positions, None
+        draws, positions = runs.draws, runs.draws.positions
         self._last = runs if runs.steady else None
-        if ahead and draws.sequences:
-            drawing = begin(self._sampler, draws, logits)
+        drawing = begin(self._sampler, draws, logits) if ahead or not draws.sequences else None
+        if ahead:
             self._await(draws.sequences)
         runs.go_on()
-        return scored, Flight(draws=draws, positions=positions, logits=logits, drawing=drawing)
+        return scored, Flight(
+            draws=draws, positions=positions, logits=logits, drawing=drawing, load=runs.load, ahead=ahead
+        )
 
     def _prepare(self, plan: Plan, view: View) -> Runs:
         """Check the plan and start what it starts. What shares a prefix with another start of the same plan is left to
@@ -331,11 +328,10 @@ class EngineCore:
         draws, positions = flight.draws, flight.positions
         if flight.drawing is None:
             return self._sample(draws, positions, flight.logits)
-        sampled = flight.drawing.read()
         wanted = [at for at, one in enumerate(draws.sequences) if one.state is State.RUNNING]
+        sampled = flight.drawing.read(wanted)
         if len(wanted) < len(draws.sequences):
             draws, positions = Draws([draws.sequences[at] for at in wanted]), positions[wanted]
-            sampled = [sampled[at] for at in wanted]
         for sequence in draws.sequences:
             sequence.pending -= 1
         outputs = self._take(draws, positions, sampled)

@@ -11,7 +11,7 @@ import torch
 
 from engine.distribution import BROKEN, SamplingKernels
 from engine.errors import NonFiniteLogits
-from engine.sampling import NO_RULES, Drawing, Rule, Sampled, Sampler
+from engine.sampling import NO_RULES, Drawing, Rule, Sampled, Sampler, unbroken
 from engine.sequence import SamplingParams
 
 
@@ -23,7 +23,7 @@ class DrawnToken(NamedTuple):
 
 
 class DeviceDrawing(Protocol):
-    """Tokens that the device is drawing. tokens: int64 [n], there."""
+    """Tokens that the device is drawing. tokens: int64 [n], there; 0 for a row that has none."""
 
     @property
     def tokens(self) -> torch.Tensor: ...
@@ -49,17 +49,14 @@ class _Begun(NamedTuple):
     """See engine.sampling.Drawing."""
 
     draws: DeviceDrawing
+    settled: bool = False
 
     @property
     def tokens(self) -> torch.Tensor:
         return self.draws.tokens
 
-    def read(self) -> list[Sampled]:
-        sampled = [Sampled(*each, ()) for each in self.draws.read()]
-        bad = [at for at, one in enumerate(sampled) if one.token == BROKEN]
-        if bad:
-            raise NonFiniteLogits(tuple(bad))
-        return sampled
+    def read(self, wanted: Sequence[int]) -> list[Sampled]:
+        return unbroken([Sampled(*each, ()) for each in self.draws.read()], wanted)
 
 
 class DeviceSampler(Sampler):

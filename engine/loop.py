@@ -56,6 +56,7 @@ class EngineLoop:
         self._wake = threading.Condition()
         self._stopping = False
         self._resting = True
+        self._ended = 0.0
         self._steps = 0
         self._stuck = False
         self._thread = threading.Thread(target=self._guarded, name="engine-step", daemon=True)
@@ -110,7 +111,9 @@ class EngineLoop:
             self._on_compute()
         started = self._clock()
         result = self._core.step(started)
-        self._core.measured(result, self._clock() - started)
+        before, self._ended = self._ended, self._clock()
+        if result.load is not None:
+            self._core.measured(result.load, self._ended - (before if result.overlapped else started))
         self._steps += 1
         self._stuck = result.empty()
         self._on_step(result)

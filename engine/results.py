@@ -8,6 +8,7 @@ import numpy as np
 
 from engine.batch import Int64s
 from engine.sampling import Sampled
+from engine.scheduling.pace import Load
 from engine.scoring import Scored
 from engine.sequence import Progress, Sequence
 
@@ -60,8 +61,10 @@ NO_OUTPUTS = Outputs(
 class StepResult:
     """What one step did. Empty when the policy found nothing that can run now. tokens: of all its progress. preempted:
     given up; those that are DETACHED are here no more and own nothing, the others come back by themselves. scored: see
-    `Sequence`. dead_ends: finished, and not with a token: their constraints allowed none. landed:
-    outputs are all that an earlier step has drawn, be it for nobody any more."""
+    `Sequence`. dead_ends: finished, and not with a token: their constraints allowed none. landed: outputs are all that
+    a step has drawn, be it for nobody any more. unread: what the progress draws, a later step tells; this one tells
+    what an earlier one drew. load: what the device has computed; from the end of the last step on where that is
+    `overlapped`, else since the beginning of this one. None: nothing of which anybody knows that it is done."""
 
     progress: tuple[Progress, ...] = ()
     tokens: int = 0
@@ -70,6 +73,9 @@ class StepResult:
     scored: tuple[Scored, ...] = ()
     dead_ends: tuple[Sequence, ...] = ()
     landed: bool = False
+    unread: bool = False
+    load: Load | None = None
+    overlapped: bool = False
 
     def empty(self) -> bool:
         return not (self.progress or self.preempted or self.landed)

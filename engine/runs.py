@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 
 from engine.batch import Int32s, Int64s, Shape
 from engine.policy import Work
+from engine.scheduling.pace import Load
 from engine.sequence import NO_TOKENS, Progress, Sequence
 
 MANY = 1 << 31
@@ -55,9 +56,9 @@ class Runs:
     """The runs of one step, in order. work: as planned.
 
     rows: int64 [S], see BlockRows. firsts, ends: int32 [S], the position of each run's first token, and behind its
-    last. longest: the greatest end. tokens: in all. draws: of those that are all computed after it. long: bool [S],
-    of those that are more than the one token before the next is drawn. scored: whether anybody asked how likely tokens
-    are. steady: whether the same runs can be the next step's."""
+    last. longest: the greatest end. tokens: in all. load: of the device. draws: of those that are all computed after
+    it. long: bool [S], of those that are more than the one token before the next is drawn. scored: whether anybody
+    asked how likely tokens are. steady: whether the same runs can be the next step's."""
 
     def __init__(self, work: tuple[Work, ...], progress: Ordered[Progress]) -> None:
         sequences = [sequence for sequence, _ in progress]
@@ -73,7 +74,8 @@ class Runs:
         self.shape = Shape(counts, complete)
         self.ends: Int32s = self.firsts + counts
         self.longest = int(self.ends.max(initial=0))
-        self.tokens = int(counts.sum())
+        self.tokens, ones = int(counts.sum()), int((counts == 1).sum())
+        self.load = Load(generating=ones, prompt_tokens=self.tokens - ones)
         self.long: NDArray[np.bool_] = (counts > 1) | ~complete
         self.draws = Draws([sequences[at] for at in complete.nonzero()[0].tolist()])
         self.scored = any(one.scored is not None for one in sequences)

@@ -71,24 +71,36 @@ class Sampled(NamedTuple):
 
 
 class Drawing(Protocol):
-    """Tokens that are being drawn, one for each row. tokens: int64 [n], where the logits are."""
+    """Tokens that are being drawn, one for each row. tokens: int64 [n], where the logits are; some token of the
+    vocabulary for a row that is broken. settled: whether they are drawn, and all that comes before them is done."""
 
     @property
     def tokens(self) -> torch.Tensor: ...
 
-    def read(self) -> list[Sampled]:
-        """Wait until they are. Raises NonFiniteLogits as `Sampler.sample` does."""
+    @property
+    def settled(self) -> bool: ...
+
+    def read(self, wanted: Sequence[int]) -> list[Sampled]:
+        """Wait until they are drawn. wanted: rows. Raises NonFiniteLogits as `Sampler.sample` does, for these."""
         ...
 
 
 class Settled(NamedTuple):
-    """They were drawn at once. See Drawing."""
+    """They were drawn at once. See Drawing. sampled: BROKEN ones among them."""
 
     tokens: torch.Tensor
     sampled: list[Sampled]
+    settled: bool = True
 
-    def read(self) -> list[Sampled]:
-        return self.sampled
+    def read(self, wanted: Sequence[int]) -> list[Sampled]:
+        return unbroken(self.sampled, wanted)
+
+
+def unbroken(sampled: Sequence[Sampled], wanted: Sequence[int]) -> list[Sampled]:
+    """Those of these rows. Raises NonFiniteLogits where some are BROKEN."""
+    if broken := [at for at in wanted if sampled[at].token == BROKEN]:
+        raise NonFiniteLogits(tuple(broken))
+    return [sampled[at] for at in wanted]
 
 
 _LIKELIEST = SamplingParams()
@@ -114,9 +126,7 @@ class Sampler:
         row that holds a NaN or +inf, or nothing but -inf; any other -inf is a token that is never sampled,
         unless all that is allowed are such.
         """
-        values: Logits = np.ascontiguousarray(logits.numpy(force=True))
-        assert values.dtype == np.float32, values.dtype
-        assert values.ndim == 2 and values.shape[1] < VOCAB_MAX, values.shape
+        values = _on_host(logits)
         assert len(params) == len(positions) == len(values), f"{len(params)} rows, logits {values.shape}"
         free = [_LIKELIEST if at in rules else each for at, each in enumerate(params)] if rules else params
         tokens = self._kernels.draw(values, free, positions) if params else []
@@ -124,17 +134,17 @@ class Sampler:
             raise NonFiniteLogits(tuple([at for at, token in enumerate(tokens) if token == BROKEN]))
         if rules:
             self._draw_ruled(values, params, positions, rules, tokens)
-        sampled = rows_of(Sampled, tokens, repeat(None), repeat(()), repeat(()))
-        self._tell_more(values, params, rules, sampled)
-        return sampled
+        return self._told_more(values, params, rules, tokens)
 
     def begin(
         self, logits: torch.Tensor, params: Sequence[SamplingParams], positions: Sequence[int]
     ) -> Drawing:
         """As `sample`, for rows without rules that want no more than their token's logprob; waits for nothing where it
         need not."""
-        sampled = self.sample(logits, params, positions)
-        return Settled(torch.tensor([one.token for one in sampled], device=logits.device), sampled)
+        values = _on_host(logits)
+        tokens = self._kernels.draw(values, params, positions) if params else []
+        drawn = torch.tensor(tokens, dtype=torch.int64, device=logits.device).clamp_(min=0)
+        return Settled(drawn, self._told_more(values, params, NO_RULES, tokens))
 
     def describe(self, values: Logits, counts: Sequence[int]) -> list[Likeliest]:
         """So many of the likeliest tokens of each row, under the model's own distribution. No row is broken."""
@@ -155,17 +165,19 @@ class Sampler:
             assert token != BROKEN, f"all tokens are banned at position {positions[at]}"
             tokens[at] = token
 
-    def _tell_more(
+    def _told_more(
         self,
         values: Logits,
         params: Sequence[SamplingParams],
         rules: Mapping[int, Rule],
-        sampled: list[Sampled],
-    ) -> None:
-        """Logprobs and candidates, where somebody asked for these."""
+        tokens: list[int],
+    ) -> list[Sampled]:
+        """Logprobs and candidates too, where somebody asked for these; not of BROKEN ones."""
+        sampled = rows_of(Sampled, tokens, repeat(None), repeat(()), repeat(()))
         asked = [at for at, one in enumerate(params) if one.logprobs is not None or one.candidates]
         if not asked:
-            return
+            return sampled
+        asked = [at for at in asked if tokens[at] != BROKEN]
         counts = [max(params[at].logprobs or 0, params[at].candidates) for at in asked]
         for at, (log_total, ids) in zip(asked, self.describe(values[asked], counts), strict=True):
             one, row = params[at], values[at]
@@ -175,6 +187,7 @@ class Sampler:
                 likeliest = Likeliest(log_total, ids[: one.logprobs])
                 logprob, top = logprobs_of(row, sampled[at].token, likeliest)
                 sampled[at] = sampled[at]._replace(logprob=logprob, top=top)
+        return sampled
 
     def _candidates(self, logits: Logits, likeliest: Likeliest, rule: Rule | None) -> tuple[Candidate, ...]:
         """likeliest: as many as are wanted, before anything is adjusted."""
@@ -185,6 +198,13 @@ class Sampler:
         scores = rule.adjustments.apply(np.subtract(logits, total, dtype=np.float64).astype(np.float32))
         ((_, best),) = self.describe(scores[None], [len(best)])
         return tuple([Candidate(token, float(scores[token]), float(logits[token]) - total) for token in best])
+
+
+def _on_host(logits: torch.Tensor) -> Logits:
+    values: Logits = np.ascontiguousarray(logits.numpy(force=True))
+    assert values.dtype == np.float32, values.dtype
+    assert values.ndim == 2 and values.shape[1] < VOCAB_MAX, values.shape
+    return values
 
 
 def _alter(logits: Logits, rule: Rule) -> Logits:

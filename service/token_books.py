@@ -19,6 +19,8 @@ class Waste(StrEnum):
     TRANSFER_FAILED = "transfer_failed"
     PREEMPTED = "preempted"
     GUIDE_FAILED = "guide_failed"
+    TOO_FAR = "too_far"
+    """Nobody knew yet that the answer had ended."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -48,10 +50,12 @@ class TokenBooks:
 
     def deliver(self, tokens: int) -> None:
         """What they were computed for came to its good end here."""
+        assert tokens >= 0, tokens
         self._delivered += tokens
 
     def waste(self, cause: Waste, tokens: int) -> None:
         """What they were computed for ended otherwise."""
+        assert tokens >= 0, tokens
         if tokens:
             self._wasted[cause] += tokens
 

@@ -30,19 +30,26 @@ class Rate:
         return self.seconds / self.count if self.count else 0.0
 
 
+class Load(NamedTuple):
+    """What a step computes, as far as its time goes. generating: sequences that have one token computed. prompt_tokens:
+    of the others."""
+
+    generating: int
+    prompt_tokens: int
+
+
 class Pace(NamedTuple):
     """steps: in which sequences generate and nothing else is computed. tokens: of prompts."""
 
     steps: Rate = Rate()
     tokens: Rate = Rate()
 
-    def after_step(self, *, generating: int, prompt_tokens: int, seconds: float) -> "Pace":
-        """generating: sequences that had one token computed. prompt_tokens: of the others."""
-        if prompt_tokens:
-            alone_s = self.steps.each_s() if generating else 0.0
-            tokens = self.tokens.after(max(0.0, seconds - alone_s), prompt_tokens)
+    def after_step(self, load: Load, seconds: float) -> "Pace":
+        if load.prompt_tokens:
+            alone_s = self.steps.each_s() if load.generating else 0.0
+            tokens = self.tokens.after(max(0.0, seconds - alone_s), load.prompt_tokens)
             return Pace(steps=self.steps, tokens=tokens)
-        return Pace(steps=self.steps.after(seconds, 1), tokens=self.tokens) if generating else self
+        return Pace(steps=self.steps.after(seconds, 1), tokens=self.tokens) if load.generating else self
 
     def tokens_per_step(self) -> float:
         """Prompt tokens that take as long as a step that generates; infinite while either is unknown."""

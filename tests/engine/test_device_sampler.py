@@ -66,6 +66,26 @@ def test_broken_rows_of_both_kinds_are_named_together(sampler):
     assert refusal.value.rows == (1, 2, 4)
 
 
+def test_a_row_that_is_broken_gives_a_token_to_go_on_with_and_fails_who_reads_it(sampler):
+    """Both kinds of sampler: what is begun ahead looks a token up before anybody has read it."""
+    logits = logits_of(3)
+    logits[1] = torch.nan
+    params = [SEEDED, SamplingParams(logprobs=0), SamplingParams(temperature=1.0, logprobs=0)]
+    for each in (sampler, Sampler()):
+        drawing = each.begin(logits, params, [0, 1, 2])
+        wanted = Sampler().sample(logits[::2], params[::2], [0, 2])
+        assert drawing.tokens.tolist() == [wanted[0].token, 0, wanted[1].token]
+        assert drawing.read([0, 2]) == wanted
+        with pytest.raises(NonFiniteLogits) as refusal:
+            drawing.read([0, 1])
+        assert refusal.value.rows == (1,)
+
+
+def test_nothing_is_drawn_where_nobody_wants_a_token(sampler):
+    drawing = sampler.begin(logits_of(0), [], [])
+    assert drawing.tokens.tolist() == drawing.read([]) == []
+
+
 def test_a_row_is_drawn_alike_in_any_company(sampler):
     logits = logits_of(4)
     params = [SamplingParams(temperature=1.5, seed=at) for at in range(4)]

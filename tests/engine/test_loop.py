@@ -1,5 +1,6 @@
 """The step thread: actions between steps, in order; it stops, crashes and waits as it says."""
 
+import itertools
 import queue
 import threading
 
@@ -7,6 +8,7 @@ import pytest
 
 from engine.loop import EngineLoop, InboxFull
 from engine.results import StepResult
+from engine.scheduling.pace import Load
 
 WAIT_S = 20
 
@@ -16,6 +18,7 @@ class ScriptedCore:
 
     def __init__(self):
         self.work, self.stuck, self.steps = 0, False, 0
+        self.took = []
         self.stepped = queue.Queue()
 
     def idle(self):
@@ -29,8 +32,8 @@ class ScriptedCore:
         self.work -= 1
         return StepResult(progress=("some",))
 
-    def measured(self, result, seconds):
-        self.took = (result, seconds)
+    def measured(self, load, seconds):
+        self.took.append((load, seconds))
 
 
 class Running:
@@ -241,3 +244,29 @@ def test_a_loop_that_is_told_to_stop_leaves_its_chores():
     assert stopping.wait(WAIT_S)
     running.loop.stop()
     assert done and running.crashes.empty()
+
+
+def test_what_the_device_computed_beside_other_things_is_timed_from_the_end_of_the_step_before():
+    """A second passes at each look at the clock, ten while a step is told and a hundred in a step."""
+    now, loads = itertools.count().__next__, [None, Load(4, 0), Load(0, 16), Load(1, 0), None]
+    late, core = [0], ScriptedCore()
+    core.work = len(loads)
+
+    def step(began):
+        late[0] += 100
+        load = loads[len(loads) - core.work]
+        core.work -= 1
+        return StepResult(progress=("some",), load=load, overlapped=load == Load(0, 16) or load == Load(1, 0))
+
+    core.step = step
+    loop = EngineLoop(
+        core,
+        clock=lambda: now() + late[0],
+        on_step=lambda result: late.__setitem__(0, late[0] + 10),
+        on_turn=lambda steps: None,
+        on_crash=lambda crash: None,
+        inbox_actions_max=1,
+    )
+    while loop.due():
+        loop.turn()
+    assert core.took == [(Load(4, 0), 101), (Load(0, 16), 112), (Load(1, 0), 112)]

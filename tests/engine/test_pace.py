@@ -4,14 +4,14 @@ import math
 
 import pytest
 
-from engine.scheduling.pace import Pace, Rate
+from engine.scheduling.pace import Load, Pace, Rate
 
 
 def paced(*steps):
     """steps: (sequences that generate, tokens of prompts, seconds)."""
     pace = Pace()
     for generating, prompt_tokens, seconds in steps:
-        pace = pace.after_step(generating=generating, prompt_tokens=prompt_tokens, seconds=seconds)
+        pace = pace.after_step(Load(generating, prompt_tokens), seconds)
     return pace
 
 
@@ -54,7 +54,7 @@ def test_a_step_without_work_shows_nothing():
 def test_a_process_that_stood_still_in_a_step_is_not_taken_for_slow():
     for known in (1, 10):
         before = paced(*[(0, 100, 0.1)] * known)
-        after = before.after_step(generating=0, prompt_tokens=100, seconds=60.0)
+        after = before.after_step(Load(generating=0, prompt_tokens=100), 60.0)
         assert after.tokens.each_s() < 3 * before.tokens.each_s()
 
 

@@ -3,6 +3,7 @@
 import random
 
 import pytest
+import torch
 
 from decode_worker.policy import DecodePolicy
 from engine.cache.block_pool import BlockPool
@@ -10,7 +11,9 @@ from engine.cache.kv_cache import KVCache
 from engine.cache.prefix_chain import prefix_scope
 from engine.cache.swap_space import SwapSpace
 from engine.core import EngineCore
+from engine.errors import NonFiniteLogits
 from engine.sampling import Sampler
+from engine.scheduling.pace import Load
 from engine.sequence import EndReason, SamplingParams, Sequence, State, StopRules
 from tests.fakes.hash_model import VOCAB, HashRunner, golden, hash_layout
 
@@ -27,14 +30,21 @@ class Watched(HashRunner):
         return super().run(batch)
 
 
-def make_core(*, blocks=64, ahead=True, swap_blocks=0, seats=8, budget=16):
+class Device(Sampler):
+    """One whose tokens are not there before somebody waits for them."""
+
+    def begin(self, *asked):
+        return super().begin(*asked)._replace(settled=False)
+
+
+def make_core(*, blocks=64, ahead=True, swap_blocks=0, seats=8, budget=16, sampler=None):
     cache = KVCache(hash_layout(4), blocks)
     runner = Watched(cache)
     core = EngineCore(
         pool=BlockPool(blocks),
         block_size=4,
         runner=runner,
-        sampler=Sampler(),
+        sampler=sampler or Sampler(),
         policy=DecodePolicy(budget_tokens=budget, seats=seats),
         swap=SwapSpace(cache, swap_blocks) if swap_blocks else None,
         ahead=ahead,
@@ -184,6 +194,82 @@ def test_a_token_that_nobody_wants_any_more_does_not_stop_the_engine():
     core.submit(sequence_of(core, "next", prompt_of(2, 5), 2, sampling={"logprobs": 1}))
     result = core.step(0.01)
     assert result.landed and not result.empty() and not result.outputs
+
+
+def test_one_who_waits_for_a_seat_and_needs_every_token_read_stops_nobody_before_it_has_one():
+    core, runner = make_core(seats=1)
+    first = sequence_of(core, "first", prompt_of(1, 5), 12)
+    picky = sequence_of(core, "picky", prompt_of(2, 5), 4, arrived=1.0, sampling={"logprobs": 1})
+    core.submit(first)
+    core.submit(picky)
+    run(core, until=lambda step: first.state is State.FINISHED)
+    assert runner.unread == 11, "of twelve steps all but the first go on from what nobody had read"
+    release(core, first)
+    run(core)
+    assert runner.unread == 11 and picky.tokens[5:] == golden(prompt_of(2, 5), 4)
+
+
+@pytest.mark.parametrize("gone", [False, True])
+def test_a_row_without_numbers_fails_the_engine_only_where_somebody_wants_its_token(gone):
+    core, runner = make_core()
+    broken, fine = (
+        sequence_of(core, name, prompt_of(at, 4), 9) for at, name in enumerate(("broken", "fine"))
+    )
+    core.submit(broken)
+    core.submit(fine)
+    run(core, until=lambda step: step == 3)
+    compute = runner.run
+    runner.run = lambda batch: compute(batch).index_fill_(0, torch.tensor([0]), torch.nan)
+    core.step(1.0)
+    runner.run = compute
+    if gone:
+        release(core, broken)
+        run(core)
+        assert fine.tokens[4:] == golden(prompt_of(1, 4), 9)
+    else:
+        with pytest.raises(NonFiniteLogits, match="row 0"):
+            run(core)
+
+
+def loads(core):
+    """Of each step: what its time went to, and whether that was begun in an earlier one."""
+    told = []
+    while not core.idle():
+        result = core.step(0.0)
+        told.append((result.load, result.overlapped))
+    return told
+
+
+PROMPT_LOADS = [Load(0, 8), Load(0, 8), Load(0, 2)]
+
+
+def test_a_device_that_computes_beside_the_host_is_timed_when_it_is_known_to_be_done():
+    core, _ = make_core(sampler=Device(), budget=8)
+    core.submit(sequence_of(core, "a", prompt_of(1, 18), 3))
+    assert loads(core) == [(None, False), *((load, True) for load in (*PROMPT_LOADS, Load(1, 0), Load(1, 0)))]
+
+
+@pytest.mark.parametrize("ahead", [False, True])
+def test_a_device_that_computes_at_once_is_timed_in_the_step_that_begins(ahead):
+    core, _ = make_core(ahead=ahead, budget=8)
+    core.submit(sequence_of(core, "a", prompt_of(1, 18), 3))
+    told = [(load, False) for load in (*PROMPT_LOADS, Load(1, 0), Load(1, 0))]
+    assert loads(core) == told + [(None, False)] * ahead
+
+
+def test_a_step_that_draws_nothing_is_waited_for_where_every_step_is():
+    """Else its time would be the next one's."""
+    waited = []
+
+    class Waiting(Sampler):
+        def begin(self, logits, params, positions):
+            waited.append(len(params))
+            return super().begin(logits, params, positions)
+
+    core, _ = make_core(ahead=False, budget=8, sampler=Waiting())
+    core.submit(sequence_of(core, "a", prompt_of(1, 18), 2))
+    assert [load for load, _ in loads(core)] == [*PROMPT_LOADS, Load(1, 0)]
+    assert waited == [0, 0]
 
 
 @pytest.mark.parametrize("seed", range(12))

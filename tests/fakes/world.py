@@ -126,9 +126,13 @@ class Client:
 
 
 class World:
-    """blocks: (per prefill worker, per decode worker). script: what the data network does to messages."""
+    """blocks: (per prefill worker, per decode worker). script: what the data network does to messages. ahead: whether
+    decode workers begin a step before they have read what the last one drew."""
 
-    def __init__(self, seed, *, prefills=1, decodes=1, blocks=(64, 64), script=deliver, budget_tokens=7):
+    def __init__(
+        self, seed, *, prefills=1, decodes=1, blocks=(64, 64), script=deliver, budget_tokens=7, ahead=False
+    ):
+        self.ahead = ahead
         self.dice = random.Random(seed)
         self.now = 0.0
         self.network = MemoryNetwork(script)
@@ -285,7 +289,7 @@ class World:
 
     def _decode(self, name, blocks):
         policy = DecodePolicy(budget_tokens=64, seats=8)
-        core, cache = self._engine(blocks, policy)
+        core, cache = self._engine(blocks, policy, ahead=self.ahead)
         events, reports = deque(), []
         identity = Identity(worker_id=name, epoch=self.dice.getrandbits(32))
         transport = self.network.listen(f"mem://{name}")
@@ -315,7 +319,7 @@ class World:
     def clock(self):
         return self.now
 
-    def _engine(self, blocks, policy):
+    def _engine(self, blocks, policy, *, ahead=False):
         cache = KVCache(self.layout, blocks)
         runner = HashRunner(cache)
         core = EngineCore(
@@ -324,6 +328,7 @@ class World:
             runner=runner,
             sampler=Sampler(),
             policy=policy,
+            ahead=ahead,
         )
         return core, cache
 

@@ -190,11 +190,9 @@ class PacedCore(EngineCore):
         super().__init__(**parts)
         self._pace_s = pace_s
 
-    def measured(self, result, seconds):
+    def measured(self, load, seconds):
         step_s, token_s = self._pace_s
-        runs = [tokens for _, tokens in result.progress]
-        prompts = sum(run for run in runs if run > 1)
-        super().measured(result, step_s * (1 in runs) + token_s * prompts)
+        super().measured(load, step_s * (load.generating > 0) + token_s * load.prompt_tokens)
 
 
 class WatchedSource(TransferSource):

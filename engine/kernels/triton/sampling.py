@@ -42,10 +42,11 @@ def draw(
     if logits.is_cuda:
         wishes = wishes.pin_memory().to(logits.device, non_blocking=True)
     out = torch.empty((len(params), 4), dtype=torch.int64, device=logits.device)
-    sample[(len(params),)](
-        out, logits, wishes, vocab, logits.stride(0),
-        TILE=TILE, num_warps=8, **EXACT,
-    )  # fmt: skip
+    if params:
+        sample[(len(params),)](
+            out, logits, wishes, vocab, logits.stride(0),
+            TILE=TILE, num_warps=8, **EXACT,
+        )  # fmt: skip
     return _Drawing(params, out)
 
 
@@ -77,8 +78,10 @@ def _packed(vocab: int, place: int, params: SamplingParams, position: int) -> by
 
 
 def _drawn(params: SamplingParams, token: int, total: int, greatest: int, logit: int) -> DrawnToken:
-    """greatest, logit: bits of a float32."""
-    if token == BROKEN or params.logprobs is None:
+    """total: BROKEN for a row that has no token. greatest, logit: bits of a float32."""
+    if total == BROKEN:
+        return DrawnToken(BROKEN, None)
+    if params.logprobs is None:
         return DrawnToken(token, None)
     highest, own = np.array([greatest, logit], np.int32).view(np.float32).tolist()
     return DrawnToken(token, own - log_total(total, highest))
@@ -93,8 +96,9 @@ def sample(
     stride: tl.tensor,
     TILE: tl.constexpr,
 ) -> None:
-    """Grid: (n,). wishes: int64 [n, 8], see `_WISH`. out: int64 [n, 4]: the token or BROKEN, the sum of all weights at
-    temperature 1 if it is wanted, and the bits of the largest logit and of the token's."""
+    """Grid: (n,). wishes: int64 [n, 8], see `_WISH`. out: int64 [n, 4]: the token, 0 where there is none; the sum of
+    all weights at temperature 1 if it is wanted, BROKEN where there is no token; and the bits of the largest logit and
+    of the token's."""
     wish = wishes + tl.program_id(0) * 8
     row = logits + tl.load(wish) * stride
     top_k, least, asked = tl.load(wish + 3), tl.load(wish + 4), tl.load(wish + 5)
@@ -103,7 +107,7 @@ def sample(
     most, likeliest, broken = _likeliest(row, vocab, TILE)
     token, total = likeliest, tl.full([], 0, tl.int64)
     if broken:
-        token = tl.full([], -1, tl.int64)
+        token, total = tl.full([], 0, tl.int64), tl.full([], -1, tl.int64)
     else:
         if asked > 0:
             total = _sum(row, vocab, most, tl.full([], 1.4426950408889634, tl.float64), TILE)
@@ -129,7 +133,7 @@ def sample(
     tl.store(result, token)
     tl.store(result + 1, total)
     tl.store(result + 2, most.to(tl.int32, bitcast=True).to(tl.int64))
-    own = tl.load(row + tl.maximum(token, 0))
+    own = tl.load(row + token)
     tl.store(result + 3, own.to(tl.int32, bitcast=True).to(tl.int64))
 
 
