@@ -16,8 +16,10 @@ from functools import partial
 from itertools import count, cycle, islice
 from pathlib import Path
 
+from commands.gpus import deal_gpus, visible_gpus
 from commands.runtime_folder import runtime_folder
 from commands.supervisor import ChildSpec, Supervisor
+from engine.devices import GPU_SHARE
 from service import config, server
 from service.config import DecodeWorkerOptions, EngineOptions, GatewayOptions, ServeOptions, WorkerOptions
 from service.core_board import SEATS_MAX, CoreBoard
@@ -71,7 +73,7 @@ def plan(
             argv=_argv(verb, worker),
             environ=child_environ,
         )
-        for verb, worker in _workers(options, folder, ticket_key, board)
+        for verb, worker in _workers(options, folder, environ, ticket_key, board)
     ]
     token = options.control_token
     front_environ = config.child_environment(
@@ -147,14 +149,21 @@ def _pools(options: ServeOptions) -> tuple[tuple[str, int, EngineOptions], ...]:
 
 
 def _workers(
-    options: ServeOptions, folder: Path, ticket_key: str, board: Path | None
+    options: ServeOptions, folder: Path, environ: Mapping[str, str], ticket_key: str, board: Path | None
 ) -> Iterator[tuple[str, WorkerOptions]]:
     hands = deal(options)
-    everybody = len(hands)
+    seats = deal_gpus(
+        [
+            (f"{pool}-{i}", engine.device, engine.tensor_parallel_size)
+            for pool, workers, engine in _pools(options)
+            for i in range(workers)
+        ],
+        visible_gpus(environ),
+    )
     for pool, workers, engine in _pools(options):
-        share = engine.gpu_memory_utilization
         for index in range(workers):
             name = f"{pool}-{index}"
+            device, sharers = seats[name]
             takes: dict[str, object] = {}
             options_class: type[WorkerOptions] = WorkerOptions
             if pool == "decode":
@@ -165,7 +174,8 @@ def _workers(
                     engine.model_dump()
                     | takes
                     | {
-                        "gpu_memory_utilization": share / everybody if share else None,
+                        "device": device,
+                        "gpu_memory_utilization": _share(engine, device, sharers),
                         "log_level": options.log_level,
                         "log_format": options.log_format,
                         "shutdown_timeout": options.shutdown_timeout,
@@ -179,6 +189,14 @@ def _workers(
                     }
                 ),
             )
+
+
+def _share(engine: EngineOptions, device: str, sharers: int) -> float | None:
+    """Of the memory that so many share. None: as the worker thinks best, which on a GPU does not know of the others."""
+    share = engine.gpu_memory_utilization
+    if share is None and device.startswith("cuda"):
+        share = GPU_SHARE
+    return None if share is None else share / sharers
 
 
 def _gateways(options: ServeOptions, folder: Path, ticket_key: str) -> Iterator[tuple[str, GatewayOptions]]:

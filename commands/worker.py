@@ -50,7 +50,7 @@ from service.machine import (
 )
 from service.model_source import resolve_model
 from service.orders import OrderLimits
-from service.pulse import EngineThreads, Pulse, other_threads
+from service.pulse import DEVICE_LOOKS_MAX, STILL_LOOKS_MAX, EngineThreads, Pulse, other_threads
 from service.read_vocabulary import read_vocabulary
 from service.reports import EndCause, Response, Told
 from service.worker_counts import TRANSFER_BYTES, TRANSFER_EVENTS, TRANSFERS
@@ -231,6 +231,7 @@ async def _serve(
 
     def on_start() -> None:
         engine_threads.start()
+        engine.enter()
         begin()
 
     loop = EngineLoop(
@@ -255,6 +256,7 @@ async def _serve(
         await asyncio.to_thread(loop.stop)
         await asyncio.to_thread(transport.close)
 
+    looks_max = STILL_LOOKS_MAX if engine.device == "cpu" else DEVICE_LOOKS_MAX
     welcome = _welcome(options, engine, identity, role.endpoints(transport))
     host = Host(worker=worker, welcome=welcome, post=loop.post, insist=loop.insist, refusals=_REFUSALS)
     limits = OrderLimits(vocab_size=engine.config.vocab_size, tokens_max=engine.capacity.tokens_max)
@@ -271,7 +273,7 @@ async def _serve(
             "full_requests": engine.capacity.full_requests(),
         },
         cleanups=[stop],
-        pulse=Pulse(loop.insist, engine_threads.used_ns, engine_threads.starved),
+        pulse=Pulse(loop.insist, engine_threads.used_ns, engine_threads.starved, looks_max),
         counts=lambda: {**worker.counts(), **_transfer_counts(transport, engine)},
     )
     await serve_worker(options, service)

@@ -50,7 +50,7 @@ class DecodeRole:
         emit: Callable[[TargetEvent], None],
     ) -> TransferTarget:
         layout = engine.cache.layout
-        wishes = TransportWishes.of(options, layout.block_bytes(), options.kv_advertise)
+        wishes = TransportWishes.of(options, layout.block_bytes(), engine.device, options.kv_advertise)
         return TransferTarget(
             identity=identity,
             layout=layout,

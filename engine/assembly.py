@@ -6,6 +6,8 @@ once, and never written back into anybody's configuration. Starts no thread.
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
+from typing import NamedTuple
 
 import torch
 
@@ -53,16 +55,19 @@ class Capacity:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Engine:
     """note: one line for the operator about the backend, or None. borrowed_s: seconds that cores of other workers have
-    computed for this engine."""
+    computed for this engine. enter: to be called on the thread that steps, before it does. device: of
+    its first rank, as torch names it."""
 
     config: ModelConfig
     model_digest: str
     capacity: Capacity
+    device: str
     cache: KVCache
     core: EngineCore
     backend_name: str
     note: str | None
     borrowed_s: Callable[[], float]
+    enter: Callable[[], None]
 
 
 def assemble(
@@ -77,12 +82,12 @@ def assemble(
     load beside it. Raises ModelError, CapacityError or RankLost."""
     loaded = load(wishes, ALONE if followers is None else followers.collective, progress)
     backend, layout = loaded.backend, loaded.layout(wishes, model_digest(wishes.model))
-    num_blocks = _num_blocks(wishes, layout, _cache_memory_bytes(loaded, memory_bytes, followers))
+    num_blocks = _num_blocks(wishes, layout, _room(wishes, loaded, memory_bytes, followers))
     cache, runner = _cache_and_runner(loaded, layout, num_blocks, followers)
     if followers is None:
         runner = _recorded(runner, loaded.model, cache, wishes.recorded_rows, progress)
     sampler = _sampler(loaded)
-    warm_up(runner, sampler, cache, tokens_max=loaded.model.max_model_len)
+    _warm_up(wishes, loaded, runner, sampler, cache)
     core = EngineCore(
         pool=BlockPool(num_blocks),
         block_size=layout.block_size,
@@ -102,20 +107,39 @@ def assemble(
             max_model_len=loaded.model.max_model_len,
             tokens_max=min(loaded.model.max_model_len, num_blocks * layout.block_size),
         ),
+        device=str(backend.device),
         cache=cache,
         core=core,
         backend_name=backend.name,
         note=loaded.note,
         borrowed_s=backend.borrowed_s,
+        enter=partial(_enter, backend.device),
     )
 
 
-def _cache_memory_bytes(loaded: Loaded, host_bytes: int, followers: Followers | None) -> int:
-    """Free where the cache is to be. On other devices, of which each has its share, the cache takes as much host memory
-    as is handed over."""
-    own = loaded.free_bytes()
+def _enter(device: torch.device) -> None:
+    """Each thread has a GPU of its own choice, the first one unless it says otherwise."""
+    if device.type == "cuda":
+        torch.cuda.set_device(device)
+
+
+class _Room(NamedTuple):
+    """For the cache, in bytes. free: that it may take; usual: that it takes where nobody says how much."""
+
+    free: int
+    usual: int
+
+
+def _room(wishes: EngineWishes, loaded: Loaded, host_bytes: int, followers: Followers | None) -> _Room:
+    """On other devices, of which each has its share, the cache takes as much host memory as is handed over."""
+    own = loaded.room_bytes(wishes)
     least = own if followers is None else followers.loaded(own)
-    return host_bytes if least is None else min(least * loaded.collective.share.size, host_bytes)
+    if least is not None:
+        free = min(least * loaded.collective.share.size, host_bytes)
+        return _Room(free, free)
+    if wishes.kv_share is not None:
+        return _Room(host_bytes, int(host_bytes * wishes.kv_share))
+    return _Room(host_bytes, min(KV_BYTES_DEFAULT, int(host_bytes * KV_SHARE_OF_MEMORY)))
 
 
 def _cache_and_runner(
@@ -150,6 +174,22 @@ def _sampler(loaded: Loaded) -> Sampler:
     return DeviceSampler(loaded.sampling, draw)
 
 
+def _warm_up(
+    wishes: EngineWishes, loaded: Loaded, runner: ModelRunner, sampler: Sampler, cache: KVCache
+) -> None:
+    """With the largest step where memory is taken and kernels are compiled at their first use."""
+    tokens_max, step_tokens = loaded.model.max_model_len, cache.layout.block_size
+    if loaded.backend.device.type == "cuda":
+        step_tokens = min(wishes.step_tokens, wishes.step_sequences * tokens_max)
+    try:
+        warm_up(runner, sampler, cache, tokens_max=tokens_max, step_tokens=step_tokens)
+    except torch.OutOfMemoryError:
+        raise CapacityError(
+            f"no memory is left for a step of {step_tokens} tokens: "
+            "less gpu_memory_utilization, or max_num_batched_tokens"
+        ) from None
+
+
 def _recorded(
     plain: ModelRunner, model: Transformer, cache: KVCache, recorded_rows: int, progress: Progress
 ) -> ModelRunner:
@@ -181,21 +221,13 @@ def _swap_space(wishes: EngineWishes, cache: KVCache, memory_bytes: int) -> Swap
     return SwapSpace(cache, wishes.swap_bytes // needed)
 
 
-def _num_blocks(wishes: EngineWishes, layout: KVLayout, memory_bytes: int) -> int:
-    asked = _kv_bytes(wishes, layout, memory_bytes)
+def _num_blocks(wishes: EngineWishes, layout: KVLayout, room: _Room) -> int:
     needed = layout.block_bytes()
+    asked = room.usual if wishes.kv_bytes is None else wishes.kv_bytes
+    if wishes.num_blocks is not None:
+        asked = wishes.num_blocks * needed
     if asked < needed:
         raise CapacityError(f"{asked} bytes for the KV cache hold no block of {needed} bytes")
-    if asked > memory_bytes:
-        raise CapacityError(f"{asked} bytes for the KV cache are more than the {memory_bytes} that are free")
+    if asked > room.free:
+        raise CapacityError(f"{asked} bytes for the KV cache are more than the {room.free} that are free")
     return asked // needed
-
-
-def _kv_bytes(wishes: EngineWishes, layout: KVLayout, memory_bytes: int) -> int:
-    if wishes.num_blocks is not None:
-        return wishes.num_blocks * layout.block_bytes()
-    if wishes.kv_bytes is not None:
-        return wishes.kv_bytes
-    if wishes.kv_share is not None:
-        return int(memory_bytes * wishes.kv_share)
-    return min(KV_BYTES_DEFAULT, int(memory_bytes * KV_SHARE_OF_MEMORY))

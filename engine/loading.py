@@ -13,6 +13,7 @@ from engine.cache.kv_cache import KVCache
 from engine.cache.layout import KVLayout
 from engine.cache.staged_cache import StagedKVCache
 from engine.collective import Collective
+from engine.devices import GPU_SHARE
 from engine.distribution import SamplingKernels
 from engine.errors import CapacityError
 from engine.kernels.backend import Backend
@@ -51,9 +52,21 @@ class Loaded:
             numerics=numerics,
         )
 
-    def free_bytes(self) -> int | None:
-        """Of the device's memory; None where that is the host's."""
-        return None if self.backend.device.type == "cpu" else torch.cuda.mem_get_info(self.backend.device)[0]
+    def room_bytes(self, wishes: EngineWishes) -> int | None:
+        """Of the device's memory, for its share of the KV cache; None where that memory is the host's. Of what it may
+        have there the model has its part already, and steps are going to need theirs."""
+        device = self.backend.device
+        if device.type == "cpu":
+            return None
+        torch.cuda.empty_cache()
+        free, total = torch.cuda.mem_get_info(device)
+        return room_bytes(
+            share=wishes.kv_share or GPU_SHARE,
+            total=total,
+            free=free,
+            own=torch.cuda.memory_reserved(device),
+            steps=step_bytes(self.config, wishes.step_tokens, wishes.step_sequences),
+        )
 
     def cache(self, layout: KVLayout, num_blocks: int, memory: mmap.mmap | None = None) -> KVCache:
         """memory: of the host, that all ranks have whole blocks in; None for one rank."""
@@ -69,6 +82,20 @@ class Loaded:
         from engine.kernels.triton.copy_lane import CudaCopyLane
 
         return CudaCopyLane(self.backend.device)
+
+
+def room_bytes(*, share: float, total: int, free: int, own: int, steps: int) -> int:
+    """What is left for a KV cache of a device's memory, in bytes. share: of the total, for all that this process has
+    there. free: that nobody has. own: that it has now. steps: that they need, and graphs of them."""
+    return max(0, min(int(total * share) - own, free) - steps)
+
+
+def step_bytes(config: ModelConfig, tokens: int, sequences: int) -> int:
+    """What a step of so many tokens and sequences makes for itself at most: float32 rows between the kernels, of which
+    three live at once in a layer, and logits twice. Ranks make no more: each gathers whole rows."""
+    heads = (config.heads + 2 * config.kv_heads) * config.head_dim
+    row = 3 * config.hidden_size + 2 * heads + 3 * config.intermediate_size
+    return 4 * (tokens * row + 2 * sequences * config.vocab_size)
 
 
 def load(wishes: EngineWishes, collective: Collective, progress: Progress) -> Loaded:

@@ -29,7 +29,7 @@ _DTYPES = {
 
 
 class EngineFlags(Protocol):
-    """The flags of one engine by their usual names; device is auto, cpu or cuda; dtypes are auto, float32 or bfloat16,
+    """The flags of one engine by their usual names; device: see engine.devices; dtypes are auto, float32 or bfloat16,
     of the cache also int8 or fp8; quantization is auto, none, stored, int8 or int4."""
 
     @property
@@ -44,6 +44,10 @@ class EngineFlags(Protocol):
     def threads(self) -> int | None: ...
     @property
     def max_model_len(self) -> int | None: ...
+    @property
+    def max_num_batched_tokens(self) -> int: ...
+    @property
+    def max_num_seqs(self) -> int: ...
     @property
     def block_size(self) -> int: ...
     @property
@@ -64,8 +68,9 @@ class EngineFlags(Protocol):
 class EngineWishes:
     """What an operator asked for. None: whatever is best here.
 
-    device: auto, cpu or cuda. dtype: of the weights; kv_dtype: of the cache. max_model_len: tokens. num_blocks goes
-    before kv_bytes, and that before kv_share, which is of the device's free memory, in (0, 1]. swap_bytes: of host
+    device: see engine.devices. dtype: of the weights; kv_dtype: of the cache. max_model_len: tokens. num_blocks goes
+    before kv_bytes, and that before kv_share, in (0, 1]: of the host's free memory for the cache, or of the whole of a
+    GPU's for all that is there. step_tokens, step_sequences: in one step at most. swap_bytes: of host
     memory for sequences that are given up. recorded_rows: up to so many sequences that all generate, a step is recorded
     where the device can replay it; 0: none is. Steps of several ranks are not. ahead: whether a step is begun before
     what the last one drew is read (see `EngineCore`); None: where the device computes beside the host.
@@ -85,6 +90,8 @@ class EngineWishes:
     swap_bytes: int = 0
     kv_share: float | None = None
     caching: bool = True
+    step_tokens: int = 256
+    step_sequences: int = 64
     recorded_rows: int = 0
     ahead: bool | None = None
 
@@ -106,5 +113,7 @@ class EngineWishes:
             swap_bytes=flags.swap_space,
             kv_share=flags.gpu_memory_utilization,
             caching=flags.enable_prefix_caching,
+            step_tokens=flags.max_num_batched_tokens,
+            step_sequences=flags.max_num_seqs,
             ahead=flags.async_scheduling,
         )

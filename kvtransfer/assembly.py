@@ -49,7 +49,7 @@ class TransportWishes:
     advertised: what sources are told to dial over tcp, () for the addresses that were bound.
     shared_memory: use it between processes of this host. allow_wildcard, allow_insecure: see
     `bind_rules.BindRules`; the latter allows tcp to other machines without keys. backends: of
-    torch.distributed, tried before everything else. group_address: see `dist_group.GroupOptions`."""
+    torch.distributed, tried before everything else. group_address, group_device: see `dist_group.GroupOptions`."""
 
     block_bytes: int = 0
     key_folder: Path | None = None
@@ -59,10 +59,17 @@ class TransportWishes:
     allow_insecure: bool = False
     backends: tuple[str, ...] = ()
     group_address: str = "127.0.0.1"
+    group_device: str = "cuda:0"
 
     @classmethod
-    def of(cls, flags: TransportFlags, block_bytes: int = 0, advertised: tuple[str, ...] = ()) -> Self:
-        """What an operator's flags mean."""
+    def of(
+        cls,
+        flags: TransportFlags,
+        block_bytes: int = 0,
+        device: str = "cpu",
+        advertised: tuple[str, ...] = (),
+    ) -> Self:
+        """What an operator's flags mean. device: that the engine computes on."""
         return cls(
             block_bytes=block_bytes,
             key_folder=flags.kv_key_folder,
@@ -72,6 +79,7 @@ class TransportWishes:
             allow_insecure=flags.allow_insecure_kv,
             backends=flags.kv_backends(),
             group_address=flags.kv_group_address,
+            group_device=device if device.startswith("cuda") else "cuda:0",
         )
 
 
@@ -179,7 +187,9 @@ def _dist_options(wishes: TransportWishes) -> "DistOptions":
     from kvtransfer.dist_group import GroupOptions
     from kvtransfer.dist_transport import DistOptions
 
-    group = GroupOptions(address=wishes.group_address, allow_remote=wishes.allow_insecure)
+    group = GroupOptions(
+        address=wishes.group_address, allow_remote=wishes.allow_insecure, device=wishes.group_device
+    )
     return DistOptions(backends=wishes.backends, block_bytes=wishes.block_bytes, group=group)
 
 

@@ -19,10 +19,11 @@ What gloo does, and what follows:
 import ipaddress
 import threading
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
 from datetime import timedelta
-from typing import Any, Protocol
+from functools import partial
+from typing import Any, Protocol, TypeAlias
 
 import torch
 import torch.distributed as dist
@@ -38,6 +39,9 @@ _TAGS = 2**31
 _c10d: Any = distributed_c10d
 
 
+Beside: TypeAlias = Callable[[], AbstractContextManager[object]]
+
+
 class PairBroken(TransferError):
     """The group cannot be made or used any more. The text is one line, without addresses."""
 
@@ -46,14 +50,15 @@ class PairBroken(TransferError):
 class GroupOptions:
     """address: IP address of this machine, where gloo listens and what it tells the other end; NCCL chooses
     for itself (NCCL_SOCKET_IFNAME). allow_remote: other machines may reach it, though it knows neither keys
-    nor encryption. device: where NCCL sends from and receives to. join_s: for making the group. move_s: for
+    nor encryption. device: the GPU, with its index, where NCCL sends from and receives to; each end needs
+    one of its own. join_s: for making the group. move_s: for
     one block.
 
     Raises BindRefused for an address that is none, means every interface, or is remote without leave."""
 
     address: str = "127.0.0.1"
     allow_remote: bool = False
-    device: str = "cuda"
+    device: str = "cuda:0"
     join_s: float = 3.0
     move_s: float = 3.0
 
@@ -164,28 +169,34 @@ def join(backend: str, rank: int, rendezvous: Rendezvous, options: GroupOptions)
     """Make the group together with the other end. backend: gloo or nccl. Raises PairBroken."""
     with _broken_by_torch("the group was not made"):
         if backend == "nccl":
-            return TorchGroup(_join_nccl(rank, rendezvous, options), rank, torch.device(options.device))
+            device = torch.device(options.device)
+            stream = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
+            with torch.cuda.stream(stream):
+                group = _join_nccl(rank, rendezvous, options, device)
+            return TorchGroup(group, rank, device, partial(torch.cuda.stream, stream))
         return TorchGroup(_join_gloo(rank, rendezvous, options), rank, torch.device("cpu"))
 
 
 class TorchGroup:
-    """See `Group`. device: where the backend reads and writes; blocks pass through memory of it."""
+    """See `Group`. device: where the backend reads and writes; blocks pass through memory of it. beside: makes what
+    is asked of the device within it go beside everything else that is asked of it."""
 
-    def __init__(self, group: Any, rank: int, device: torch.device) -> None:
+    def __init__(self, group: Any, rank: int, device: torch.device, beside: Beside = nullcontext) -> None:
         self._group = group
         self._other = 1 - rank
         self._device = device
+        self._beside = beside
 
     def send(self, number: int, memory: torch.Tensor) -> Operation:
-        with _broken_by_torch("a block could not be sent"):
+        with _broken_by_torch("a block could not be sent"), self._beside():
             there = memory.to(self._device)
-            return _Started(self._group.send([there], self._other, number % _TAGS))
+            return _Started(self._group.send([there], self._other, number % _TAGS), self._beside)
 
     def receive(self, number: int, memory: torch.Tensor) -> Operation:
-        with _broken_by_torch("a block could not be received"):
+        with _broken_by_torch("a block could not be received"), self._beside():
             there = memory if self._device.type == "cpu" else torch.empty_like(memory, device=self._device)
-            started = _Started(self._group.recv([there], self._other, number % _TAGS))
-            return started if there is memory else _Fetched(started, there, memory)
+            started = _Started(self._group.recv([there], self._other, number % _TAGS), self._beside)
+            return started if there is memory else _Fetched(started, there, memory, self._beside)
 
     def destroy(self) -> None:
         group, self._group = self._group, None
@@ -197,11 +208,12 @@ class TorchGroup:
 
 
 class _Started:
-    def __init__(self, work: Any) -> None:
+    def __init__(self, work: Any, beside: Beside) -> None:
         self._work = work
+        self._beside = beside
 
     def wait(self, timeout_s: float) -> None:
-        with _broken_by_torch("a block did not get through"):
+        with _broken_by_torch("a block did not get through"), self._beside():
             self._work.wait(timedelta(seconds=timeout_s))
 
     def drop(self) -> None:
@@ -211,14 +223,17 @@ class _Started:
 class _Fetched:
     """Received on a device; the host has it after the wait."""
 
-    def __init__(self, operation: Operation, there: torch.Tensor, memory: torch.Tensor) -> None:
+    def __init__(
+        self, operation: Operation, there: torch.Tensor, memory: torch.Tensor, beside: Beside
+    ) -> None:
         self._operation = operation
         self._there = there
         self._memory = memory
+        self._beside = beside
 
     def wait(self, timeout_s: float) -> None:
         self._operation.wait(timeout_s)
-        with _broken_by_torch("a block did not come from the device"):
+        with _broken_by_torch("a block did not come from the device"), self._beside():
             self._memory.copy_(self._there)
 
     def drop(self) -> None:
@@ -243,10 +258,10 @@ def _join_gloo(rank: int, rendezvous: Rendezvous, options: GroupOptions) -> Any:
     return _c10d.ProcessGroupGloo(rendezvous, rank, 2, group_options)
 
 
-def _join_nccl(rank: int, rendezvous: Rendezvous, options: GroupOptions) -> Any:
+def _join_nccl(rank: int, rendezvous: Rendezvous, options: GroupOptions, device: torch.device) -> Any:
     group_options = _c10d.ProcessGroupNCCL.Options()
     # Longer than any wait of ours: torch's own watchdog must not be the one that finds out.
     group_options._timeout = timedelta(seconds=10 * (options.join_s + options.move_s))
     group = _c10d.ProcessGroupNCCL(rendezvous, rank, 2, group_options)
-    group.eager_connect_single_device(torch.device(options.device))
+    group.eager_connect_single_device(device)
     return group

@@ -46,7 +46,7 @@ class PrefillRole:
         self, options: WorkerOptions, engine: Engine, identity: Identity, emit: Callable[[SourceEvent], None]
     ) -> TransferSource:
         layout = engine.cache.layout
-        wishes = TransportWishes.of(options, layout.block_bytes())
+        wishes = TransportWishes.of(options, layout.block_bytes(), engine.device)
         return TransferSource(
             identity=identity,
             layout=layout,

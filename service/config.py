@@ -90,8 +90,11 @@ class ModelOptions(BaseModel):
 class EngineOptions(ModelOptions):
     """One engine on one device. Names as vLLM users know them."""
 
-    device: Literal["auto", "cpu", "cuda"] = Field(
-        "auto", description="auto: cpu; the kernels for cuda have not run on a GPU yet"
+    device: str = Field(
+        "auto",
+        pattern=r"^(auto|cpu|cuda(:[0-9]{1,3})?)$",
+        description="auto: cpu; the kernels for cuda have not run on a GPU yet; cuda:N is one GPU, "
+        "with several ranks the first of theirs; `serve` deals the GPUs that there are where it is cuda",
     )
     dtype: Dtype = Field("auto", description="of weights and activations")
     kv_cache_dtype: KVDtype = Field(
@@ -117,7 +120,8 @@ class EngineOptions(ModelOptions):
         gt=0,
         le=1,
         description="share of the free memory for KV blocks, over all workers of `serve`; "
-        "default: a quarter for each, at most 2GiB",
+        "default: a quarter for each, at most 2GiB; on a GPU: share of its whole memory for all that is there, "
+        "over all workers on it; default: nine tenths",
     )
     kv_cache_memory_bytes: Bytes | None = Field(None, description="bytes for KV blocks, for example 2GiB")
     swap_space: BytesOrNone = Field(

@@ -13,6 +13,8 @@ from collections.abc import Callable, Iterable
 
 LOOK_INTERVAL_S = 0.05
 STILL_LOOKS_MAX = 12
+DEVICE_LOOKS_MAX = 100
+"""Where the thread waits for a device: longer than its longest step, of which nothing is seen from here."""
 TURN_LOOKS_MAX = 1200
 """A step of a minute is no step: whatever computes so long turns in a circle."""
 
@@ -35,20 +37,22 @@ class Stillness:
 
 class Pulse:
     """insist: runs an action on the step thread between two steps. processor_ns: that the thread has used so far.
-    starved: whether it, or one that it waits for, would compute if it had a processor."""
+    starved: whether it, or one that it waits for, would compute if it had a processor. still_looks_max: after so many
+    without a move it is frozen."""
 
     def __init__(
         self,
         insist: Callable[[Callable[[], None]], None],
         processor_ns: Callable[[], int],
         starved: Callable[[], bool],
+        still_looks_max: int = STILL_LOOKS_MAX,
     ) -> None:
         self._insist = insist
         self._processor_ns = processor_ns
         self._starved = starved
         self._used_ns = 0
         self._answered = True
-        self._still = Stillness(STILL_LOOKS_MAX)
+        self._still = Stillness(still_looks_max)
         self._endless = Stillness(TURN_LOOKS_MAX)
 
     def frozen(self) -> bool:

@@ -45,7 +45,7 @@ def follow(
     if loaded is None:
         channel.say(wire.Refused(text=refusal))
     else:
-        channel.say(wire.Loaded(free_bytes=loaded.free_bytes()))
+        channel.say(wire.Loaded(free_bytes=loaded.room_bytes(wishes)))
         follower = _opened(channel, wishes, loaded, collective, meeting)
         channel.say(wire.Ready(threads=computing))
         _work(channel, follower)

@@ -20,6 +20,7 @@ import zmq
 
 from engine.cache.layout import KVLayout
 from engine.collective import Share
+from engine.devices import first_gpu
 from engine.errors import CapacityError, RankLost
 from engine.ranks import Work
 from tensor_parallel.channel import Channel
@@ -72,7 +73,8 @@ class ProcessFollowers:
         not."""
         self._on_lost = on_lost
         self._own_threads = own_threads
-        self._device = torch.device("cuda", 0) if device == "cuda" else torch.device("cpu")
+        gpu = first_gpu(device)
+        self._device = torch.device("cpu") if gpu is None else torch.device("cuda", gpu)
         self._patience_s = patience_s(stall_s, device)
         self._block_size: int | None = None
         self._stopping = threading.Event()

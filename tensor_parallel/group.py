@@ -16,6 +16,7 @@ import torch.distributed as dist
 from torch.distributed import distributed_c10d
 
 from engine.collective import Share
+from engine.devices import first_gpu
 from engine.errors import CapacityError, RankLost
 
 LOOPBACK = "127.0.0.1"
@@ -29,13 +30,13 @@ _c10d: Any = distributed_c10d
 
 
 def patience_s(stall_s: float, device: str) -> float:
-    """For how long ranks on such a device wait for each other. device: as of EngineWishes, or a torch device's type."""
-    return COMPILING * stall_s if device == "cuda" else stall_s
+    """For how long ranks on such a device wait for each other. device: see engine.devices."""
+    return stall_s if first_gpu(device) is None else COMPILING * stall_s
 
 
 def require_group(device: str) -> None:
-    """Raises CapacityError when this torch cannot put ranks on such a device together. device: as of EngineWishes."""
-    if device == "cuda" and not dist.is_nccl_available():
+    """Raises CapacityError when this torch cannot put ranks on such a device together. device: see engine.devices."""
+    if first_gpu(device) is not None and not dist.is_nccl_available():
         raise CapacityError(f"torch {torch.__version__} has no NCCL, by which GPUs find each other")
 
 

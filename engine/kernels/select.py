@@ -5,13 +5,15 @@ Called once per worker at start-up. The GPU's kernels are imported only where th
 """
 
 import importlib.util
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from subprocess import CalledProcessError
 
 import torch
 
 from engine.collective import WHOLE, Share
+from engine.devices import first_gpu
 from engine.distribution import PlainSampling, SamplingKernels
 from engine.errors import CapacityError, NoCompiler
 from engine.kernels.backend import Backend, dtype_name
@@ -52,19 +54,21 @@ def choose_backend(
 ) -> ChosenBackend:
     """The best backend of a device. dtype None: bfloat16 where the device has it, else float32.
 
-    device: cpu, cuda, or auto, which is cpu as long as no GPU has run the kernels. cores: what the compiled ones run
+    device: see engine.devices. cores: what the compiled ones run
     on. cache_folder: where built kernels are kept, the user's default when None. compilers: tried in turn. share: the
     rank's, of which each has a GPU of its own. Raises CapacityError when the system refuses the threads, or has not
     what cuda or several ranks need.
     """
-    if device == "cuda":
-        _require_gpus(share.size)
+    gpu = first_gpu(device)
+    if gpu is not None:
+        _require_gpus(gpu, share.size)
+        gpu += share.rank
     try:
         folder = cache_folder or default_cache_folder()
         crew = Crew(Library(built(folder, compilers, host_flags(), progress)), threads, cores)
     except (NoCompiler, OSError) as error:
-        if device == "cuda":
-            return _cuda_backend(dtype, share, PlainSampling())
+        if gpu is not None:
+            return _cuda_backend(dtype, gpu, PlainSampling())
         if share.size > 1:
             raise CapacityError(
                 f"tensor_parallel_size {share.size} needs the compiled kernels: {error}"
@@ -73,8 +77,8 @@ def choose_backend(
         backend = ReferenceBackend(dtype or torch.float32)
         return ChosenBackend(backend=backend, sampling=PlainSampling(), note=note)
     sampling = CpuSampling(crew)
-    if device == "cuda":
-        return _cuda_backend(dtype, share, sampling)
+    if gpu is not None:
+        return _cuda_backend(dtype, gpu, sampling)
     native = torch.bfloat16 if crew.library.has_bf16() else torch.float32
     kind = CpuBackend if share.size == 1 else CpuOperations
     return ChosenBackend(backend=kind(dtype or native, crew), sampling=sampling, note=None)
@@ -90,30 +94,45 @@ def require_kv_dtype(backend: Backend, dtype: torch.dtype | None) -> None:
     )
 
 
-def _require_gpus(gpus: int) -> None:
-    """Raises CapacityError where kernels cannot run on so many."""
-    missing = _missing_for_cuda(gpus)
+def _require_gpus(first: int, gpus: int) -> None:
+    """Raises CapacityError where kernels cannot run on so many from this one on."""
+    missing = _missing_for_cuda(first, gpus)
     if missing is not None:
         raise CapacityError(f"no device cuda: {missing}")
 
 
-def _cuda_backend(dtype: torch.dtype | None, share: Share, sampling: SamplingKernels) -> ChosenBackend:
+def _cuda_backend(dtype: torch.dtype | None, gpu: int, sampling: SamplingKernels) -> ChosenBackend:
     from engine.kernels.triton.backend import TritonBackend
+    from engine.kernels.triton.blocks import gather_blocks
 
-    device = torch.device("cuda", share.rank)
+    device = torch.device("cuda", gpu)
     torch.cuda.set_device(device)  # where kernels are launched
+    one = torch.zeros(1, dtype=torch.int64, device=device)
+    require_launch(lambda: gather_blocks(one.view(1, 1), one))
     backend = TritonBackend(dtype or torch.bfloat16, device)
     note = "no GPU has run these kernels before: see docs/gpu.md"
     return ChosenBackend(backend=backend, sampling=sampling, note=note)
 
 
-def _missing_for_cuda(gpus: int) -> str | None:
-    """Why kernels cannot run on so many GPUs here; None where they can."""
+def _missing_for_cuda(first: int, gpus: int) -> str | None:
+    """Why kernels cannot run on these GPUs here; None where they can."""
     if not torch.cuda.is_available():
         return f"torch {torch.__version__} finds none here"
-    if gpus > 1 and (found := torch.cuda.device_count()) < gpus:
-        return f"tensor_parallel_size {gpus} needs as many GPUs, and there are {found}"
-    if torch.cuda.get_device_capability() < CAPABILITY_LEAST:
-        least = ".".join(map(str, CAPABILITY_LEAST))
-        return f"{torch.cuda.get_device_name()} is older than compute capability {least}"
+    if (found := torch.cuda.device_count()) < first + gpus:
+        wanted = f"cuda:{first}" if gpus == 1 else f"tensor_parallel_size {gpus} from cuda:{first} on"
+        return f"{wanted} needs {first + gpus} GPUs, and there are {found}"
+    for gpu in range(first, first + gpus):
+        if torch.cuda.get_device_capability(gpu) < CAPABILITY_LEAST:
+            least = ".".join(map(str, CAPABILITY_LEAST))
+            return f"{torch.cuda.get_device_name(gpu)} is older than compute capability {least}"
     return None if importlib.util.find_spec("triton") else "triton is not installed"
+
+
+def require_launch(launch: Callable[[], object]) -> None:
+    """Try a kernel: with the first, triton compiles what launches all others, in C and with Python's headers. Raises
+    CapacityError where that cannot be."""
+    try:
+        launch()
+    except (RuntimeError, OSError, CalledProcessError, ImportError) as error:
+        why = str(error).partition("\n")[0] or type(error).__name__
+        raise CapacityError(f"no device cuda: triton launches nothing here: {why}") from error

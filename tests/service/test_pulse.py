@@ -7,15 +7,22 @@ import threading
 
 import pytest
 
-from service.pulse import STILL_LOOKS_MAX, TURN_LOOKS_MAX, EngineThreads, Pulse, other_threads
+from service.pulse import (
+    DEVICE_LOOKS_MAX,
+    STILL_LOOKS_MAX,
+    TURN_LOOKS_MAX,
+    EngineThreads,
+    Pulse,
+    other_threads,
+)
 
 
 class Thread:
     """A step thread by hand: it answers what was posted when told to, and uses as much processor as it is told."""
 
-    def __init__(self):
+    def __init__(self, *looks_max):
         self.posted, self.used_ns, self.starved = [], 0, False
-        self.pulse = Pulse(self.posted.append, lambda: self.used_ns, lambda: self.starved)
+        self.pulse = Pulse(self.posted.append, lambda: self.used_ns, lambda: self.starved, *looks_max)
 
     def turn(self):
         for action in self.posted:
@@ -47,6 +54,12 @@ def test_a_thread_that_neither_computes_nor_answers_is_frozen_until_it_moves():
     assert all(thread.looks(5))
     thread.turn()
     assert thread.looks(2) == [False, False]
+
+
+def test_a_thread_that_sleeps_until_its_device_is_done_is_given_more_time():
+    thread = Thread(DEVICE_LOOKS_MAX)
+    assert not any(thread.looks(DEVICE_LOOKS_MAX))
+    assert thread.pulse.frozen()
 
 
 def test_a_thread_that_gets_no_processor_is_not_frozen_until_it_could_have_moved():

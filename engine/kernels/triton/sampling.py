@@ -60,7 +60,8 @@ class _Drawing:
         if out.is_cuda:
             self._out = torch.empty(out.shape, dtype=out.dtype, pin_memory=True)
             self._out.copy_(out, non_blocking=True)
-            self._copied = torch.cuda.Event()  # type: ignore[no-untyped-call]
+            # Who waits sleeps: a device that hangs must not pass for a thread that computes.
+            self._copied = torch.cuda.Event(blocking=True)  # type: ignore[no-untyped-call]
             self._copied.record()
 
     def read(self) -> list[DrawnToken]:
