@@ -2,11 +2,11 @@
 
 Workers make a matcher of each guided order, off their step threads; the gateway's checker tries whether a guide can be
 followed at all. Loads the vocabulary when it is told to or first asked. A matcher is a fold over the tokens of an
-answer: what it allows is a function of the guide and of these tokens. Knows no request and no sampling.
+answer: what it allows is a function of the guide and of these tokens. Knows no request and no sampling. What it says
+of a guide it refuses is safe to pass on.
 """
 
 import importlib.util
-import json
 import threading
 import time
 from collections import OrderedDict
@@ -16,6 +16,8 @@ from typing import TYPE_CHECKING, TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
+from service.guide_grammars import grammar
+from service.guide_mistakes import mistake
 from service.guides import Guide, GuideKind, GuideRefused
 from service.model_source import ModelFilesError
 
@@ -33,16 +35,12 @@ PATIENCE_S = 0.1
 PATIENCE_PER_TOKEN_S = 0.003
 """What masks of one answer may take of the step thread, in processor time: at once, and from then on for each token. A
 usual one takes a tenth of a millisecond."""
-REASON_CHARACTERS_MAX = 200
 OPTIONAL_PROPERTIES_MAX = 500
 """Of an object, where nothing else is ambiguous: four items each. More of them would use up the patience."""
 TRIAL_WALKS = 8
 TRIAL_TOKENS = 16
 """So often and so far a guide is followed when it is tried: what explodes behind its first tokens is found out at the
 door."""
-
-_WHITESPACE = r"\x20|\x0A[\x20\x09]{0,32}"
-"""Between the parts of JSON: a space, or a new line and its indentation. Small models never end what is free here."""
 
 
 def installed() -> bool:
@@ -52,15 +50,18 @@ def installed() -> bool:
 
 class GuideCompiler:
     """vocabulary: reads the model's, once. vocab_size: of the model's logits, at least that of the vocabulary; None for
-    the vocabulary's own. clock: seconds of its thread's work. Any thread; one compiles at a time."""
+    the vocabulary's own. clock: seconds of its thread's work. compiled_max: guides that are kept for whoever asks for
+    them again. Any thread; one compiles at a time."""
 
     def __init__(
         self,
         vocabulary: "Callable[[], Vocabulary]",
         vocab_size: int | None = None,
         clock: Callable[[], float] = time.thread_time,
+        compiled_max: int = COMPILED_MAX,
     ) -> None:
         self._clock = clock
+        self._compiled_max = compiled_max
         self._vocabulary = vocabulary
         self._vocab_size = vocab_size
         self._lock = threading.Lock()
@@ -81,7 +82,7 @@ class GuideCompiler:
             compiled = self._compiled.get(guide)
             if compiled is None:
                 compiled = self._compiled[guide] = self._compile(guide)
-                if len(self._compiled) > COMPILED_MAX:
+                if len(self._compiled) > self._compiled_max:
                     self._compiled.popitem(last=False)
             self._compiled.move_to_end(guide)
             matcher = compiled.fork()
@@ -96,9 +97,14 @@ class GuideCompiler:
 
         assert self._tokens is not None
         limits = _limits(guide.kind)
-        matcher = llguidance.LLMatcher(self._tokens, _grammar(guide), log_level=0, limits=limits)
+        try:
+            matcher = llguidance.LLMatcher(self._tokens, grammar(guide), log_level=0, limits=limits)
+        except (GuideRefused, MemoryError):
+            raise
+        except Exception as error:  # llguidance raises what it likes for texts that are none of the kind
+            raise GuideRefused(mistake(str(error), guide)) from None
         if matcher.is_error():
-            raise GuideRefused(_reason(matcher.get_error()))
+            raise GuideRefused(mistake(matcher.get_error(), guide))
         known = self._tokens.vocab_size
         compiled = GuideMatcher(
             matcher, vocab_size=self._vocab_size or known, known=known, ends=self._ends, clock=self._clock
@@ -119,8 +125,8 @@ class GuideCompiler:
         try:
             vocabulary = self._vocabulary()
             pieces = Pieces(vocabulary)
-        except ModelFilesError as error:
-            raise GuideRefused(_reason(str(error))) from None
+        except ModelFilesError:
+            raise GuideRefused("the model's files do not say what its tokens are") from None
         if not vocabulary.eos_token_ids:
             raise GuideRefused("the model has no end-of-sequence token")
         if self._vocab_size is not None and self._vocab_size < vocabulary.size:
@@ -186,7 +192,7 @@ class GuideMatcher:
         """What went wrong, in one line; empty when nothing did."""
         if self._left_s < 0:
             return "takes too long to tell what may follow"
-        return _reason(self._matcher.get_error()) if self._matcher.is_error() else ""
+        return mistake(self._matcher.get_error()) if self._matcher.is_error() else ""
 
     def _next_mask(self) -> TokenMask:
         mask = np.zeros((self._vocab_size + 31) // 32, np.uint32)
@@ -265,33 +271,3 @@ def _limits(kind: GuideKind) -> "llguidance.LLParserLimits":
         max_grammar_size=50_000,
         verbose_errors=False,
     )
-
-
-def _grammar(guide: Guide) -> str:
-    """As llguidance takes it. Raises GuideRefused."""
-    import llguidance
-    from llguidance.gbnf_to_lark import any_to_lark
-
-    make = llguidance.LLMatcher
-    try:
-        match guide.kind:
-            case GuideKind.JSON_SCHEMA | GuideKind.JSON_OBJECT:
-                schema = guide.text or '{"type": "object"}'
-                return make.grammar_from_json_schema(schema, defaults={"whitespace_pattern": _WHITESPACE})
-            case GuideKind.REGEX:
-                return make.grammar_from_regex(guide.text)
-            case GuideKind.CHOICE:
-                strings = " | ".join(json.dumps(each, ensure_ascii=False) for each in guide.choices())
-                return make.grammar_from_lark(f"start: {strings}")
-            case GuideKind.GRAMMAR:
-                return make.grammar_from_lark(any_to_lark(guide.text))
-    except GuideRefused:
-        raise
-    except Exception as error:  # llguidance raises what it likes for texts that are none of the kind
-        raise GuideRefused(_reason(str(error))) from None
-
-
-def _reason(text: str) -> str:
-    """One line of bounded length."""
-    line = " ".join(text.replace("<non-verbose/>", "").split())
-    return line if len(line) <= REASON_CHARACTERS_MAX else f"{line[:REASON_CHARACTERS_MAX]}..."

@@ -87,14 +87,18 @@ def allowed(matcher):
     return np.flatnonzero(np.unpackbits(matcher.allowed().view(np.uint8), bitorder="little")).tolist()
 
 
-def walk(matcher, seed, steps=400):
-    """Tokens drawn at random from what is allowed, the short way out once it has been long enough; END included."""
+def walk(matcher, seed, closing, steps=400):
+    """Tokens drawn at random from what is allowed, the short way out once it has been long enough; END included.
+    closing: tokens that lead there, the shortest way first."""
     dice, tokens = random.Random(seed), []
     while not tokens or tokens[-1] not in matcher.ends:
         options = allowed(matcher)
         assert options and len(tokens) < steps
         endings = [token for token in options if token in matcher.ends]
-        tokens.append(endings[0] if endings and dice.random() < 0.5 else dice.choice(options[:2000]))
+        if len(tokens) > 60:
+            endings += [token for token in closing if token in options]
+        way_out = endings and (len(tokens) > 60 or dice.random() < 0.5)
+        tokens.append(endings[0] if way_out else dice.choice(options[:2000]))
         matcher.advance(tokens[-1])
     return tokens
 
@@ -103,11 +107,17 @@ def text_of(pieces, tokens):
     return b"".join(pieces[token] for token in tokens).decode("utf-8")
 
 
-@pytest.mark.parametrize("name", ["schema", "recursive schema", "regex", "choice", "lark", "gbnf"])
+@pytest.fixture(scope="module")
+def closing(vocabulary):
+    """Of JSON."""
+    return [vocabulary.backend.token_to_id(each) for each in '"}]']
+
+
+@pytest.mark.parametrize("name", GUIDES)
 @pytest.mark.parametrize("seed", range(5))
-def test_whatever_is_drawn_of_what_is_allowed_is_what_was_asked_for(compiler, pieces, name, seed):
+def test_whatever_is_drawn_of_what_is_allowed_is_what_was_asked_for(compiler, pieces, closing, name, seed):
     guide, judge = GUIDES[name]
-    *tokens, _ = walk(compiler.matcher(guide), seed)
+    *tokens, _ = walk(compiler.matcher(guide), seed, closing)
     text = text_of(pieces, tokens)
     assert judge(text), text
 
@@ -174,7 +184,7 @@ def test_any_of_the_many_optional_properties_of_an_object_can_be_said(vocabulary
 
 @pytest.mark.parametrize("more", [1, 400, 1400])
 def test_an_object_of_more_optional_properties_is_refused_at_the_door(compiler, more):
-    with pytest.raises(GuideRefused, match=r"items|too many"):
+    with pytest.raises(GuideRefused, match=r"optional properties|more work"):
         compiler.matcher(optional(OPTIONAL_PROPERTIES_MAX + more)).try_out()
 
 
@@ -231,7 +241,7 @@ def test_what_cannot_be_followed_is_refused_in_one_short_line(compiler, name):
     with pytest.raises(GuideRefused) as refused:
         compiler.matcher(HOSTILE[name]).try_out()
     reason = str(refused.value)
-    assert 1 <= len(reason) <= 210 and reason.isprintable()
+    assert 1 <= len(reason) <= 200 and reason.isprintable()
     assert compiler.matcher(choice(["yes"])).allowed().any(), "and the next one is not"
 
 
