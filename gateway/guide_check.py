@@ -1,8 +1,8 @@
 """Whether a guide can be followed: asked once, when a request is accepted, of a process that may be killed.
 
 The frontend awaits `require`. Remembers what it was told, and keeps its process, which it starts with the first
-question, for the next one. Compiles nothing itself; bounds how long it takes and how many wait, of each tenant too:
-tenants take turns.
+question, for the next one. Compiles nothing itself; bounds how long is waited for an answer and how many wait, of each
+tenant too: tenants take turns. Says nothing against a guide because a process was starved or killed.
 """
 
 import asyncio
@@ -13,19 +13,21 @@ from pathlib import Path
 
 import orjson
 
+from gateway.guide_process import OWN_ENDS, TOO_COMPLEX
 from service.errors import Exhausted, FieldViolation, InvalidRequest
 from service.guide_compiler import NOT_INSTALLED, installed
 from service.guides import Guide
 
-CHECK_S = 2.0
+CHECK_S = 30.0
+"""For one answer, on a busy machine: several times what the process may use of the processor."""
+CHECKS_MAX = 2
+"""So many processes are asked until one answers or ends by its own limits."""
 START_S = 30.0
 WAITING_MAX = 32
 WAITING_OF_TENANT_MAX = 8
 KNOWN_MAX = 128
 LINE_BYTES_MAX = 1 << 20
 RETRY_AFTER_MS = 1000
-
-_TOO_COMPLEX = f"takes more than {CHECK_S:g} seconds or too much memory to compile"
 
 
 async def refuse_guides(guide: Guide, tenant: str = "") -> None:
@@ -34,7 +36,7 @@ async def refuse_guides(guide: Guide, tenant: str = "") -> None:
 
 
 class GuideCheck:
-    """model: where the vocabulary is. check_s: seconds that one guide may take."""
+    """model: where the vocabulary is. check_s: seconds that one answer is waited for."""
 
     def __init__(self, model: Path, check_s: float = CHECK_S) -> None:
         self._model = model
@@ -90,18 +92,25 @@ class GuideCheck:
     async def _ask(self, guide: Guide, tenant: str) -> str | None:
         """One question of each tenant waits for the process at a time."""
         async with self._turns_of.setdefault(tenant, asyncio.Lock()), self._turn:
-            process = await self._started()
-            question = {"kind": guide.kind.name, "text": guide.text}
-            refusal: str | None = _TOO_COMPLEX
-            try:
-                async with asyncio.timeout(self._check_s):
-                    refusal = await _answer(process, orjson.dumps(question) + b"\n")
-            except (TimeoutError, EOFError, OSError):
-                await self._end()
+            refusal = await self._verdict(guide)
         self._known[guide] = refusal
         if len(self._known) > KNOWN_MAX:
             self._known.popitem(last=False)
         return refusal
+
+    async def _verdict(self, guide: Guide) -> str | None:
+        """What a process says, or that it was too much for it. Raises Exhausted when none could tell."""
+        question = orjson.dumps({"kind": guide.kind.name, "text": guide.text}) + b"\n"
+        for _ in range(CHECKS_MAX):
+            process = await self._started()
+            try:
+                async with asyncio.timeout(self._check_s):
+                    return await _answer(process, question)
+            except (TimeoutError, EOFError, OSError):
+                await self._end()
+            if process.returncode in OWN_ENDS:
+                return TOO_COMPLEX
+        raise _cannot_tell()
 
     async def _started(self) -> Process:
         if self._process is not None and self._process.returncode is not None:
@@ -116,7 +125,7 @@ class GuideCheck:
                     await _answer(self._process)
             except (TimeoutError, EOFError, OSError):
                 await self._end()
-                raise Exhausted("guides cannot be checked now", retry_after_ms=RETRY_AFTER_MS) from None
+                raise _cannot_tell() from None
         return self._process
 
     async def _end(self) -> None:
@@ -137,6 +146,10 @@ async def _answer(process: Process, question: bytes = b"") -> str | None:
         raise EOFError
     answer = orjson.loads(line)
     return None if answer is None else str(answer)
+
+
+def _cannot_tell() -> Exhausted:
+    return Exhausted("guides cannot be checked now", retry_after_ms=RETRY_AFTER_MS)
 
 
 def _refused(guide: Guide, why: str) -> InvalidRequest:

@@ -2,6 +2,8 @@
 
 import asyncio
 import os
+import resource
+import signal
 import sys
 
 import pytest
@@ -41,6 +43,20 @@ async def test_a_guide_that_takes_for_ever_is_refused_with_the_limit_and_the_nex
     field, reason = await refusal(check, ENDLESS)
     assert field == "guide.json_schema" and "2 seconds" in reason
     await check.require(GOOD)
+    process = check._process
+    assert await refusal(check, ENDLESS) == (field, reason)
+    assert check._process is process and process.returncode is None, "it was not tried again"
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="limits of another process are set as Linux does")
+async def test_a_guide_that_takes_all_memory_is_refused_with_the_limit_and_is_not_tried_again(check):
+    await check.require(GOOD)
+    process = check._process
+    resource.prlimit(process.pid, resource.RLIMIT_AS, (1, 1))
+    field, reason = await refusal(check, ENDLESS)
+    assert field == "guide.json_schema" and "memory" in reason
+    assert process.returncode == -signal.SIGABRT
+    await check.require(choice(["yes"]))
     assert await refusal(check, ENDLESS) == (field, reason)
 
 
@@ -51,6 +67,39 @@ async def test_a_process_that_was_killed_is_started_again(check):
     await process.wait()
     await check.require(choice(["yes"]))
     assert check._process.pid != process.pid
+
+
+async def being_asked(check, guide):
+    """The process stands still and has the question."""
+    await check.require(GOOD)
+    check._process.send_signal(signal.SIGSTOP)
+    asking = asyncio.create_task(check.require(guide))
+    for _ in range(3):
+        await asyncio.sleep(0)
+    return asking
+
+
+async def test_a_guide_whose_process_is_killed_meanwhile_is_asked_of_another(check):
+    asking = await being_asked(check, BAD)
+    check._process.kill()
+    with pytest.raises(InvalidRequest, match="unclosed group"):
+        await asking
+
+
+async def test_a_guide_whose_process_gets_no_time_is_asked_of_another(model_file):
+    check = GuideCheck(model_file, check_s=3)
+    await (await being_asked(check, choice(["yes"])))
+    await check.close()
+
+
+async def test_a_guide_that_nobody_can_judge_is_put_off_and_judged_when_it_comes_again(check):
+    await check.require(GOOD)
+    check._check_s = 0
+    with pytest.raises(Exhausted) as put_off:
+        await check.require(choice(["yes"]))
+    assert put_off.value.retry_after_ms
+    check._check_s = guide_check.CHECK_S
+    await check.require(choice(["yes"]))
 
 
 async def test_whoever_leaves_while_a_guide_is_checked_leaves_no_answer_for_the_next(check):
