@@ -56,6 +56,7 @@ JUDGED = {
         Guide(json_schema='{"enum": [1, "two", null]}'),
         lambda text: json.loads(text) in (1, "two", None),
     ),
+    "object": (Guide(json_object=True), lambda text: isinstance(json.loads(text), dict)),
     "date": (Guide(regex=DATE), re.compile(DATE).fullmatch),
     "choice": (
         Guide(choice=Guide.Choices(strings=["positive", "negative"])),
