@@ -28,6 +28,10 @@ ROWS = (1, 2, 4, 8, 16, 24, 32, 48, 64, 96, 128, 192, 256)
 """Of recordings: a batch computes at most half as many rows again as it has, but for the smallest."""
 
 
+ALIGNED = 16
+"""Bytes: where what a kernel reads begins there, it reads more at once."""
+
+
 class RecordedRunner:
     """See engine.batch.ModelRunner; the logits must be read before the next run. The cache's layout must be the
     model's.
@@ -94,12 +98,13 @@ class _Inputs:
 
     One run of bytes, for up to rows_max rows and tables of up to width_max blocks: token_ids and slots, int64;
     positions, context_lengths and query_starts, int32; then the tables, of as many rows and blocks as a recording has.
+    Each begins at a multiple of ALIGNED bytes, as tensors of their own do: kernels are compiled for that.
     """
 
     def __init__(self, rows_max: int, width_max: int, device: torch.device) -> None:
-        self._rows_max = rows_max
-        self._tables_at = 4 * (2 * 2 * rows_max + 2 * rows_max + rows_max + 1)
-        size = self._tables_at + 4 * rows_max * width_max
+        self._rows_max = -(-rows_max // (ALIGNED // 4)) * (ALIGNED // 4)
+        self._tables_at = 4 * (2 * 2 * self._rows_max + 2 * self._rows_max + self._rows_max) + ALIGNED
+        size = self._tables_at + 4 * self._rows_max * width_max
         # Two, since one may still be on its way to the device, for a step that has not begun, while the next is filled.
         self._host, self._other = (
             torch.zeros(size, dtype=torch.uint8, pin_memory=device.type == "cuda") for _ in range(2)

@@ -1,9 +1,13 @@
 """Steps that are recorded and replayed give the logits and the KV of steps that are not, to the bit."""
 
+from dataclasses import replace
+
+import numpy as np
 import pytest
 import torch
 import transformers as hf
 
+from engine.batch import Unread
 from engine.cache.kv_cache import KVCache
 from engine.cache.layout import KVLayout
 from engine.kernels.reference import ReferenceBackend
@@ -96,6 +100,53 @@ def test_batches_of_any_size_are_replayed_with_the_bits_of_the_plain_runner(mode
             contexts[number] = [*contexts[number], 40 + number]
     assert tape.replayed - before == 9 and tape.recorded == sizes
     assert same_from_the_second_block_on(cache, plain_cache)
+
+
+@pytest.mark.parametrize("count", [1, 3, 4, 9, 12])
+def test_tokens_that_nobody_has_read_are_put_in_on_the_way(model, count):
+    """Some of a batch, in any order; what is repeated to fill a recording is the last one, read or not."""
+    runner, tape, _, plain, _ = recorded(model, rows_max=12)
+    tables = [(2 * number + 1, 2 * number + 2) for number in range(count)]
+    for each in (runner, plain):
+        for number, table in enumerate(tables):
+            each.run(batch(item(prompt(number, 2), 0, table)))
+    step = batch(*(item([50 + number], 2, table) for number, table in enumerate(tables)))
+    unread = [*range(0, count, 2)][::-1] + [count - 1] * (count % 2 == 0)
+    hidden = step.token_ids.copy()
+    hidden[unread] = 0
+    drawn = torch.tensor([50 + number for number in range(count)][::-1])
+    places, indices = np.array(unread), count - 1 - np.array(unread)
+    told = Unread(places=places, indices=indices, drawn=drawn)
+    before = tape.replayed
+    for each in (runner, plain):
+        found = each.run(replace(step, token_ids=hidden.copy(), unread=told)).clone()
+        assert torch.equal(found, each.run(step))
+    assert tape.replayed == before + 2
+
+
+@pytest.mark.parametrize("rows_max", [1, 2, 7, 12, 64])
+def test_recorded_kernels_read_where_tensors_of_their_own_would_begin(model, rows_max):
+    """Else others are compiled for them than are checked."""
+    seen = []
+
+    class Watching:
+        config, max_model_len = model.config, model.max_model_len
+
+        def forward(self, token_ids, kv, meta, rows):
+            seen.extend(
+                (
+                    token_ids,
+                    meta.positions,
+                    meta.slots,
+                    meta.query_starts,
+                    meta.context_lengths,
+                    meta.block_tables,
+                )
+            )
+            return model.forward(token_ids, kv, meta, rows)
+
+    RecordedRunner(Watching(), cache_of(model), Tape(), rows_max=rows_max, blocks_max=40).record_all()
+    assert len(seen) > 0 and {tensor.data_ptr() % 16 for tensor in seen} == {0}
 
 
 def test_what_no_recording_is_for_is_computed_all_the_same(model):
