@@ -112,15 +112,8 @@ class Frontend:
         """Raises ModelNotFound or InvalidRequest. An empty text has no tokens, unless the model starts with
         one."""
         card = self.card()
-        validation.check_model(asked.model, card)
+        validation.check_tokenize(asked, card, self.tokenizer)
         tokens_max, today = card.max_model_len, self.wall()
-        if asked.WhichOneof("input") == "chat":
-            prompt.refuse(
-                list(prompt.chat_violations(asked.chat, self.tokenizer, tokens_max)),
-                list(prompt.chat_too_long(asked.chat, tokens_max)),
-            )
-        else:
-            prompt.refuse([], list(prompt.text_too_long(asked.text, tokens_max)))
 
         def work() -> tuple[int, ...]:
             if asked.WhichOneof("input") == "chat":
@@ -132,12 +125,7 @@ class Frontend:
 
     def detokenize(self, asked: inference_pb2.DetokenizeRequest) -> str:
         """Raises ModelNotFound or InvalidRequest."""
-        card = self.card()
-        validation.check_model(asked.model, card)
-        prompt.refuse(
-            list(prompt.ids_violations("token_ids", asked.token_ids[: card.max_model_len], card.vocab_size)),
-            list(prompt.ids_too_long("token_ids", len(asked.token_ids), card.max_model_len)),
-        )
+        validation.check_detokenize(asked, self.card())
         return self.tokenizer.decode(asked.token_ids, include_special=asked.include_special_tokens)
 
     def _measure(self, request: Request, timeline: Timeline, outcome: str, generated: int) -> None:

@@ -11,8 +11,8 @@ from service.errors import FieldViolation
 from service.guides import Guide, GuideKind
 
 
-def violations(spec: inference_pb2.GenerationSpec) -> Iterator[FieldViolation]:
-    """Every rule on a guide's size or company that is broken."""
+def violations(spec: inference_pb2.GenerationSpec, *, too_large: bool) -> Iterator[FieldViolation]:
+    """Every rule on a guide's form or company that is broken. too_large: its range is, which was said already."""
     if not spec.HasField("guide"):
         return
     if spec.sampling.HasField("beam_width"):
@@ -23,7 +23,7 @@ def violations(spec: inference_pb2.GenerationSpec) -> Iterator[FieldViolation]:
         yield FieldViolation(field="guide", description=rule)
     elif wanted.kind is GuideKind.JSON_OBJECT and not spec.guide.json_object:
         yield FieldViolation(field="guide.json_object", description="must be true")
-    elif (broken := wanted.violation()) is not None:
+    elif not too_large and (broken := wanted.violation()) is not None:
         yield FieldViolation(field=f"guide.{wanted.field()}", description=broken)
 
 

@@ -1,36 +1,23 @@
 """Turns what a client asked into a Request, or refuses it with every broken rule at once.
 
 The frontend calls `accept` before anything else is allocated for a request. It is pure: ids, seeds and clocks
-are arguments. Ranges are those documented in protos/crossdock/v1/inference.proto; workers check again.
+are arguments. Ranges are those that the contracts give each field (service/ranges.py), by which workers check
+again; what stands here are rules between fields.
 """
 
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
 from datetime import datetime
 
 from crossdock.v1 import inference_pb2
 from gateway import choices, guides, prompt
 from gateway.request import ModelCard, Request, Sampling, Stop
 from gateway.tokenizer import Tokenizer
-from service.errors import DeadlineExpired, FieldViolation, ModelNotFound
-from service.orders import (
-    BEAM_WIDTH_MAX,
-    CHOICES_MAX,
-    LENGTH_PENALTY_MAX,
-    LOGIT_BIAS_MAX,
-    LOGIT_BIASES_MAX,
-    PENALTY_MAX,
-    PRIORITY_MAX,
-    REPETITION_PENALTY_MAX,
-)
+from service import ranges
+from service.errors import DeadlineExpired, Excess, FieldViolation, ModelNotFound
+from service.ranges import Measures, range_of
 
-LOGPROBS_MAX = 20
-MODEL_BYTES_MAX = 256
-REQUEST_ID_CHARACTERS_MAX = 128
-CACHE_SALT_BYTES_MAX = 256
-STOP_STRINGS_MAX = 16
-STOP_STRING_BYTES_MAX = 256
-STOP_TOKEN_IDS_MAX = 64
+_MODEL_BYTES = range_of(inference_pb2.GenerationSpec, "model", "bytes")
+REQUEST_ID_CHARACTERS_MAX = range_of(inference_pb2.GenerationSpec, "request_id", "characters").most()
 _PROMPT_FIELDS = {"text": "text", "token_ids": "token_ids.ids", "chat": "chat.messages"}
 """By kind: where what a prompt is made of stands."""
 
@@ -57,11 +44,13 @@ def accept(
     check_model(spec.model, card)
     if time_left_s is not None and time_left_s <= 0:
         raise DeadlineExpired("the deadline had passed before the request was accepted")
-    broken = [*_broken_rules(spec, card), *choices.violations(spec, streamed=streamed)]
-    broken += guides.violations(spec)
-    prompt.refuse([*broken, *_broken_prompt(spec, card, tokenizer)], _too_long(spec, card))
+    measures = _measures(spec, card)
+    broken = ranges.violations(spec, measures)
+    too_large = any(each.field.startswith("guide.") for each in broken)
+    broken += [*choices.violations(spec, streamed=streamed), *guides.violations(spec, too_large=too_large)]
+    prompt.refuse([*broken, *_broken_rules(spec), *_broken_prompt(spec, tokenizer, measures)])
     token_ids = prompt.truncated(_prompt_token_ids(spec, card, tokenizer, today), spec, card.tokens_max())
-    prompt.refuse(list(prompt.scores_violations(spec, len(token_ids))))
+    prompt.refuse(prompt.scores_violations(spec, len(token_ids)))
     max_tokens = _max_tokens(spec, len(token_ids), card)
     return Request(
         id=spec.request_id or new_id(),
@@ -85,121 +74,64 @@ def accept(
 
 def check_model(name: str, card: ModelCard) -> None:
     """An empty name means the model that is served. Raises ModelNotFound or InvalidRequest."""
-    if len(name.encode()) > MODEL_BYTES_MAX:
-        prompt.refuse([FieldViolation(field="model", description=f"at most {MODEL_BYTES_MAX} bytes")])
     if name not in ("", card.name):
+        prompt.refuse(_MODEL_BYTES.violations("model", len(name.encode())))
         raise ModelNotFound("model: no model of this name is served here")
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Range:
-    """What an optional number may be: [low, high], or (low, high]. NaN is in no range."""
-
-    field: str
-    low: float
-    high: float
-    without_low: bool = False
-
-    def admits(self, value: float) -> bool:
-        return self.low <= value <= self.high and not (self.without_low and value == self.low)
-
-    def rule(self) -> str:
-        if self.low == self.high:
-            return f"must be {self.low}"
-        return f"must be in {'(' if self.without_low else '['}{self.low}, {self.high}]"
+def check_tokenize(asked: inference_pb2.TokenizeRequest, card: ModelCard, tokenizer: Tokenizer) -> None:
+    """Raises ModelNotFound or InvalidRequest."""
+    check_model(asked.model, card)
+    measures = _measures_of_any(card)
+    broken = ranges.violations(asked, measures)
+    if asked.WhichOneof("input") == "chat":
+        broken += prompt.chat_violations(asked.chat, tokenizer, measures)
+    prompt.refuse(broken)
 
 
-def _ranges(spec: inference_pb2.GenerationSpec, card: ModelCard) -> tuple[_Range, ...]:
-    """Every number that a client may set, except what depends on the prompt's length; a seed can be any."""
-    least_tokens = 0 if spec.output.HasField("prompt_logprobs") else 1
-    return (
-        _Range(field="sampling.temperature", low=0, high=2),
-        _Range(field="sampling.top_p", low=0, high=1, without_low=True),
-        _Range(field="sampling.top_k", low=0, high=card.vocab_size),
-        _Range(field="sampling.min_p", low=0, high=1),
-        _Range(field="sampling.max_tokens", low=least_tokens, high=card.tokens_max()),
-        _Range(field="sampling.min_tokens", low=0, high=card.tokens_max()),
-        _Range(field="sampling.n", low=1, high=CHOICES_MAX),
-        _Range(field="sampling.best_of", low=1, high=CHOICES_MAX),
-        _Range(field="sampling.beam_width", low=2, high=BEAM_WIDTH_MAX),
-        _Range(field="sampling.length_penalty", low=-LENGTH_PENALTY_MAX, high=LENGTH_PENALTY_MAX),
-        _Range(field="sampling.presence_penalty", low=-PENALTY_MAX, high=PENALTY_MAX),
-        _Range(field="sampling.frequency_penalty", low=-PENALTY_MAX, high=PENALTY_MAX),
-        _Range(field="sampling.repetition_penalty", low=0, high=REPETITION_PENALTY_MAX, without_low=True),
-        _Range(field="output.logprobs", low=0, high=LOGPROBS_MAX),
-        _Range(field="output.prompt_logprobs", low=0, high=LOGPROBS_MAX),
+def check_detokenize(asked: inference_pb2.DetokenizeRequest, card: ModelCard) -> None:
+    """Raises ModelNotFound or InvalidRequest."""
+    check_model(asked.model, card)
+    prompt.refuse(ranges.violations(asked, _measures_of_any(card)))
+
+
+def _measures(spec: inference_pb2.GenerationSpec, card: ModelCard) -> Measures:
+    tokens_max = card.tokens_max()
+    return Measures(
+        vocab_size=card.vocab_size,
+        max_model_len=tokens_max,
+        prompt_tokens=prompt.given_max(spec, tokens_max),
     )
 
 
-def _broken_rules(spec: inference_pb2.GenerationSpec, card: ModelCard) -> Iterator[FieldViolation]:
-    for limits in _ranges(spec, card):
-        group, _, name = limits.field.partition(".")
-        holder = getattr(spec, group)
-        if holder.HasField(name) and not limits.admits(getattr(holder, name)):
-            yield FieldViolation(field=limits.field, description=limits.rule())
-    if len(spec.request_id) > REQUEST_ID_CHARACTERS_MAX or not all(" " <= c <= "~" for c in spec.request_id):
-        rule = f"at most {REQUEST_ID_CHARACTERS_MAX} printable ASCII characters"
-        yield FieldViolation(field="request_id", description=rule)
-    if len(spec.cache_salt.encode()) > CACHE_SALT_BYTES_MAX:
-        yield FieldViolation(field="cache_salt", description=f"at most {CACHE_SALT_BYTES_MAX} bytes")
-    if abs(spec.priority) > PRIORITY_MAX:
-        yield FieldViolation(field="priority", description=f"must be in [-{PRIORITY_MAX}, {PRIORITY_MAX}]")
-    yield from prompt.truncation_violations(spec, card.tokens_max())
-    yield from _broken_biases(spec.sampling, card)
-    yield from _broken_stops(spec.stop, card)
+def _measures_of_any(card: ModelCard) -> Measures:
+    """Of what is not computed, whether it would fit the workers or not."""
+    length = card.max_model_len
+    return Measures(vocab_size=card.vocab_size, max_model_len=length, prompt_tokens=length)
 
 
-def _broken_biases(sampling: inference_pb2.SamplingParams, card: ModelCard) -> Iterator[FieldViolation]:
-    field, given = "sampling.logit_bias", sampling.logit_bias
-    if len(given) > LOGIT_BIASES_MAX:
-        yield FieldViolation(field=field, description=f"at most {LOGIT_BIASES_MAX} tokens")
-        return
-    if max(given, default=0) >= card.vocab_size:
-        yield FieldViolation(field=field, description=f"each token id must be in [0, {card.vocab_size})")
-    limits = _Range(field=field, low=-LOGIT_BIAS_MAX, high=LOGIT_BIAS_MAX)
-    if not all(limits.admits(bias) for bias in given.values()):
-        yield FieldViolation(field=field, description=f"each bias {limits.rule()}")
-
-
-def _broken_stops(stop: inference_pb2.StopConditions, card: ModelCard) -> Iterator[FieldViolation]:
-    if len(stop.strings) > STOP_STRINGS_MAX:
-        yield FieldViolation(field="stop.strings", description=f"at most {STOP_STRINGS_MAX} strings")
-    for index, string in enumerate(stop.strings[:STOP_STRINGS_MAX]):
-        if not 1 <= len(string.encode()) <= STOP_STRING_BYTES_MAX:
-            rule = f"1 to {STOP_STRING_BYTES_MAX} bytes"
-            yield FieldViolation(field=f"stop.strings[{index}]", description=rule)
-    if len(stop.token_ids) > STOP_TOKEN_IDS_MAX:
-        yield FieldViolation(field="stop.token_ids", description=f"at most {STOP_TOKEN_IDS_MAX} ids")
-    given = stop.token_ids[:STOP_TOKEN_IDS_MAX]
-    yield from prompt.ids_violations("stop.token_ids", given, card.vocab_size)
+def _broken_rules(spec: inference_pb2.GenerationSpec) -> Iterator[FieldViolation]:
+    if not all(" " <= c <= "~" for c in spec.request_id[: REQUEST_ID_CHARACTERS_MAX + 1]):
+        yield FieldViolation(field="request_id", description="printable ASCII characters only")
+    sampling = spec.sampling
+    if (
+        sampling.HasField("max_tokens")
+        and sampling.max_tokens == 0
+        and not spec.output.HasField("prompt_logprobs")
+    ):
+        yield FieldViolation(field="sampling.max_tokens", description="at least 1 without prompt_logprobs")
 
 
 def _broken_prompt(
-    spec: inference_pb2.GenerationSpec, card: ModelCard, tokenizer: Tokenizer
+    spec: inference_pb2.GenerationSpec, tokenizer: Tokenizer, measures: Measures
 ) -> Iterator[FieldViolation]:
     kind = spec.WhichOneof("prompt")
     if kind is None:
         yield FieldViolation(field="prompt", description="one of text, token_ids and chat is required")
     elif kind == "chat":
-        yield from prompt.chat_violations(spec.chat, tokenizer, prompt.given_max(spec, card.tokens_max()))
-    elif kind == "token_ids":
-        if not spec.token_ids.ids:
-            yield FieldViolation(field="token_ids.ids", description="at least one token")
-        given = spec.token_ids.ids[: prompt.given_max(spec, card.tokens_max())]
-        yield from prompt.ids_violations("token_ids.ids", given, card.vocab_size)
-    elif not spec.text and not tokenizer.encode(""):
+        yield from prompt.chat_violations(spec.chat, tokenizer, measures)
+    elif kind == "text" and not spec.text and not tokenizer.encode(""):
         yield FieldViolation(field="text", description="at least one token")
-
-
-def _too_long(spec: inference_pb2.GenerationSpec, card: ModelCard) -> list[FieldViolation]:
-    """What is over the limit whatever comes of tokenising it."""
-    tokens_max = prompt.given_max(spec, card.tokens_max())
-    kind = spec.WhichOneof("prompt")
-    if kind == "chat":
-        return list(prompt.chat_too_long(spec.chat, tokens_max))
-    if kind == "token_ids":
-        return list(prompt.ids_too_long("token_ids.ids", len(spec.token_ids.ids), tokens_max))
-    return list(prompt.text_too_long(spec.text, tokens_max))
 
 
 def _prompt_token_ids(
@@ -221,11 +153,13 @@ def _max_tokens(spec: inference_pb2.GenerationSpec, prompt_tokens: int, card: Mo
         prompt.refuse([FieldViolation(field=field, description="at least one token")])
     if left < 1:
         text = f"{prompt_tokens} tokens; at most {tokens_max}, of which one is left for the answer"
-        prompt.refuse([], [FieldViolation(field=field, description=text)])
+        excess = Excess(most=tokens_max - 1, got=prompt_tokens, unit="token")
+        prompt.refuse([FieldViolation(field=field, description=text, excess=excess)])
     asked = spec.sampling.max_tokens if spec.sampling.HasField("max_tokens") else left
     if asked > left:
         text = f"must be in [1, {left}]: the prompt has {prompt_tokens} of at most {tokens_max} tokens"
-        prompt.refuse([], [FieldViolation(field="sampling.max_tokens", description=text)])
+        excess = Excess(most=left, got=asked, unit="token")
+        prompt.refuse([FieldViolation(field="sampling.max_tokens", description=text, excess=excess)])
     if spec.sampling.min_tokens > asked:
         text = f"must be in [0, {asked}], at most max_tokens"
         prompt.refuse([FieldViolation(field="sampling.min_tokens", description=text)])

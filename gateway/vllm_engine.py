@@ -103,9 +103,7 @@ class VllmEngineServicer(vllm_engine_pb2_grpc.VllmEngineServicer):
     ) -> Request:
         """Large messages are copied on another thread, once it is known that they are not too large."""
         tokens_max = self._frontend.card().tokens_max()
-        prompt.refuse(
-            list(vllm_messages.violations(request)), list(vllm_messages.too_long(request, tokens_max))
-        )
+        prompt.refuse([*vllm_messages.violations(request), *vllm_messages.too_long(request, tokens_max)])
         spec = await off_loop(lambda: vllm_messages.spec_of(request, request_id), request.ByteSize())
         return await self._frontend.accept(
             spec, context.time_remaining(), tenant=tenant, streamed=request.stream

@@ -13,10 +13,8 @@ from crossdock.v1 import inference_pb2
 from gateway import prompt
 from gateway.generation import Delta, Finish, StopString, StopToken
 from gateway.request import EndReason, Request, Token
-from gateway.validation import STOP_STRINGS_MAX, STOP_TOKEN_IDS_MAX
-from service.errors import FieldViolation, InvalidRequest
-from service.guides import CHOICES_MAX
-from service.orders import LOGIT_BIASES_MAX
+from service.errors import Excess, FieldViolation, InvalidRequest
+from service.ranges import range_of
 from service.scores import Scores
 
 _REASONS = {EndReason.STOP: "stop", EndReason.LENGTH: "length"}
@@ -44,12 +42,13 @@ def violations(asked: pb.GenerateRequest) -> Iterator[FieldViolation]:
     for field in given:
         yield FieldViolation(field=field, description="is not supported")
     params = asked.sampling_params
-    for field, count, most in (
-        ("logit_bias", len(params.logit_bias), LOGIT_BIASES_MAX),
-        ("stop", len(params.stop), STOP_STRINGS_MAX),
-        ("stop_token_ids", len(params.stop_token_ids), STOP_TOKEN_IDS_MAX),
-        ("choice", len(params.choice.choices), CHOICES_MAX),
+    for field, count, holder, name in (
+        ("logit_bias", len(params.logit_bias), inference_pb2.SamplingParams, "logit_bias"),
+        ("stop", len(params.stop), inference_pb2.StopConditions, "strings"),
+        ("stop_token_ids", len(params.stop_token_ids), inference_pb2.StopConditions, "token_ids"),
+        ("choice", len(params.choice.choices), inference_pb2.Guide.Choices, "strings"),
     ):
+        most = range_of(holder, name, "count").most()
         if count > most:
             rule = f"at most {most}; {count} were given"
             yield FieldViolation(field=f"sampling_params.{field}", description=rule)
@@ -57,8 +56,12 @@ def violations(asked: pb.GenerateRequest) -> Iterator[FieldViolation]:
 
 def too_long(asked: pb.GenerateRequest, tokens_max: int) -> Iterator[FieldViolation]:
     """tokens_max: of a prompt that is taken whole."""
+    count = len(asked.tokenized.input_ids)
     given_max = prompt.given_max(asked.sampling_params, tokens_max)
-    yield from prompt.ids_too_long("tokenized.input_ids", len(asked.tokenized.input_ids), given_max)
+    if count > given_max:
+        rule = f"at most {given_max} tokens; {count} were given"
+        excess = Excess(most=given_max, got=count, unit="token")
+        yield FieldViolation(field="tokenized.input_ids", description=rule, excess=excess)
 
 
 def spec_of(asked: pb.GenerateRequest, request_id: str) -> inference_pb2.GenerationSpec:

@@ -17,13 +17,26 @@ Texts carry field names and limits only: no addresses, no contents, no paths.
 
 from dataclasses import dataclass
 
+CONTEXT_LENGTH_EXCEEDED = "CONTEXT_LENGTH_EXCEEDED"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Excess:
+    """More than the model's context takes. most, got: what it takes, and what was given, in these units."""
+
+    most: int
+    got: int
+    unit: str
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FieldViolation:
-    """field: path in the request, for example "sampling.top_p". description: the rule with its limits."""
+    """field: path in the request, for example "sampling.top_p". description: the rule with its limits. excess: set
+    where length alone is wrong."""
 
     field: str
     description: str
+    excess: Excess | None = None
 
 
 class ServiceError(Exception):
@@ -38,6 +51,8 @@ class ServiceError(Exception):
 
 
 class InvalidRequest(ServiceError):
+    """The reason is CONTEXT_LENGTH_EXCEEDED where nothing but length is wrong."""
+
     reason = "INVALID_REQUEST"
 
     def __init__(self, *violations: FieldViolation, reason: str | None = None) -> None:
@@ -45,6 +60,8 @@ class InvalidRequest(ServiceError):
         self.violations = violations
         if reason is not None:
             self.reason = reason
+        elif violations and all(v.excess for v in violations):
+            self.reason = CONTEXT_LENGTH_EXCEEDED
 
 
 class TooLarge(InvalidRequest):

@@ -9,12 +9,14 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import Enum
 
+from crossdock.v1 import inference_pb2
 from crossdock.worker.v1 import worker_pb2 as pb
+from service.ranges import range_of
 
-TEXT_BYTES_MAX = 65_536
+TEXT_BYTES_MAX = range_of(inference_pb2.Guide, "grammar", "bytes").most()
+CHOICES_MAX = range_of(inference_pb2.Guide.Choices, "strings", "count").most()
+CHOICE_BYTES_MAX = range_of(inference_pb2.Guide.Choices, "strings", "bytes").most()
 SCHEMA_DEPTH_MAX = 64
-CHOICES_MAX = 256
-CHOICE_BYTES_MAX = 4_096
 
 _JSON_BRACKETS = re.compile(r'"(?:[^"\\]|\\.)*"|[\[\]{}]', re.DOTALL)
 

@@ -1,38 +1,29 @@
 """One attempt at a sequence, as it is told between our processes, and its translation to and from the wire.
 
-The gateway makes orders; workers check them again, since a worker does not trust its gateway's arithmetic. Knows
-no engine and no ticket.
+The gateway makes orders; workers check them again, since a worker does not trust its gateway's arithmetic: ranges by
+the table that the gateway has too (service/ranges.py), rules between fields here. Knows no engine and no ticket.
 """
 
-import math
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import NamedTuple, TypeVar
 
+from crossdock.v1 import inference_pb2
 from crossdock.worker.v1 import worker_pb2 as pb
-from service import guides
+from service import guides, ranges
 from service.errors import FieldViolation, InvalidRequest
 from service.guides import Guide, GuideRefused
+from service.ranges import Measures, range_of
 
-LOGPROBS_MAX = 20
-CHOICES_MAX = 16
-BEAM_WIDTH_MAX = 16
-LENGTH_PENALTY_MAX = 10.0
-PENALTY_MAX = 2
-"""Of presence and frequency, either way."""
-REPETITION_PENALTY_MAX = 2
-LOGIT_BIAS_MAX = 100
-LOGIT_BIASES_MAX = 300
-"""Tokens with a bias."""
-CACHE_SCOPE_BYTES_MAX = 64
-PRIORITY_MAX = 100
+CHOICES_MAX = range_of(inference_pb2.SamplingParams, "n", "value").most()
 PRIORITY_S = 5.0
 """How many seconds of waiting one step of priority is worth."""
-AGE_MS_MAX = 86_400_000
-PREEMPTIONS_MAX = 2
+AGE_MS_MAX = range_of(pb.SequenceSpec, "age_ms", "value").most()
+PREEMPTIONS_MAX = range_of(pb.SequenceSpec, "preemptions", "value").most()
 """A request that was given up so often is promised all its blocks, and is not given up again."""
-STOP_TOKENS_MAX = 128
-REQUEST_ID_BYTES_MAX = 128
+REQUEST_ID_BYTES_MAX = range_of(pb.SequenceSpec, "request_id", "bytes").most()
+SCORES_MAX = 400_000
+"""Logprobs of a prompt's tokens and of their alternatives, in all: 3 MiB at seven bytes each."""
 
 _Params = TypeVar("_Params")
 
@@ -88,7 +79,7 @@ class SequenceOrder:
 
     max_tokens, min_tokens: of the whole answer, counted from the prompt's end. time_left_ms: None for no deadline.
     cache_scope: orders of one scope share cached prefixes; empty for none. preemptions: how often a worker gave the
-    request up. age_ms: since it was accepted. priority: in [-PRIORITY_MAX, PRIORITY_MAX], lower first. prompt_logprobs:
+    request up. age_ms: since it was accepted. priority: lower first. prompt_logprobs:
     alternatives of each token of the prompt, None where nobody asks how likely these are; nothing of a prompt of which
     somebody does comes from a cache. logit_bias: (token id, bias) by ascending id. The other fields are as in
     engine.sequence.SamplingParams.
@@ -196,6 +187,11 @@ class OrderLimits:
     tokens_max: int
 
 
+def prompt_alternatives_max(prompt_tokens: int) -> int:
+    """How many alternatives of each of its tokens are told; below 0 where not even the tokens' own logprobs are."""
+    return SCORES_MAX // max(1, prompt_tokens) - 1
+
+
 def to_spec(order: SequenceOrder) -> pb.SequenceSpec:
     """The order on the wire."""
     return pb.SequenceSpec(
@@ -255,9 +251,11 @@ def from_spec(spec: pb.SequenceSpec, limits: OrderLimits) -> SequenceOrder:
         logit_bias=tuple(sorted(spec.logit_bias.items())),
         guide=_from_guide(spec.guide) if spec.HasField("guide") else None,
     )
-    violations = _violations(order, limits)
-    if violations:
-        raise InvalidRequest(*violations)
+    broken = ranges.violations(spec, _measures(limits))
+    named = {violation.field for violation in broken}
+    broken += [each for each in _broken_rules(order, limits) if each.field not in named]
+    if broken:
+        raise InvalidRequest(*broken)
     return order
 
 
@@ -278,15 +276,16 @@ def _from_guide(message: pb.Guide) -> Guide:
         raise InvalidRequest(FieldViolation(field="guide", description=str(refused))) from None
 
 
-def _violations(order: SequenceOrder, limits: OrderLimits) -> list[FieldViolation]:
-    known, vocab = len(order.token_ids), limits.vocab_size
-    id_bytes = len(order.key.request_id.encode())
+def _measures(limits: OrderLimits) -> Measures:
+    tokens = limits.tokens_max
+    return Measures(vocab_size=limits.vocab_size, max_model_len=tokens, prompt_tokens=tokens)
+
+
+def _broken_rules(order: SequenceOrder, limits: OrderLimits) -> list[FieldViolation]:
+    """Of those between fields."""
+    indices = {each.index for each in order.choices}
     rules = (
-        ("request_id", 1 <= id_bytes <= REQUEST_ID_BYTES_MAX, f"1 to {REQUEST_ID_BYTES_MAX} bytes"),
-        ("attempt", order.key.attempt >= 1, "at least 1"),
-        ("token_ids", known >= 1, "at least one"),
-        ("token_ids", max(order.token_ids, default=0) < vocab, f"each in [0, {vocab})"),
-        ("prompt_tokens", 1 <= order.prompt_tokens <= known, "in [1, number of token_ids]"),
+        ("prompt_tokens", order.prompt_tokens <= len(order.token_ids), "in [1, number of token_ids]"),
         ("max_tokens", order.remaining() >= 1, "more than what was already emitted"),
         (
             "max_tokens",
@@ -294,25 +293,10 @@ def _violations(order: SequenceOrder, limits: OrderLimits) -> list[FieldViolatio
             f"with the prompt at most {limits.tokens_max}",
         ),
         ("min_tokens", order.min_tokens <= order.max_tokens, "at most max_tokens"),
-        ("stop_token_ids", len(order.stop_token_ids) <= STOP_TOKENS_MAX, f"at most {STOP_TOKENS_MAX}"),
-        ("stop_token_ids", len(order.stop_token_ids) < vocab, "not every token"),
-        ("stop_token_ids", max(order.stop_token_ids, default=0) < vocab, f"each in [0, {vocab})"),
-        ("temperature", _within(order.temperature, 0.0, 2.0), "in [0, 2]"),
-        ("top_p", _within(order.top_p, 0.0, 1.0) and order.top_p > 0, "in (0, 1]"),
-        ("top_k", order.top_k <= vocab, f"in [0, {vocab}]"),
-        ("min_p", _within(order.min_p, 0.0, 1.0), "in [0, 1]"),
-        (
-            "cache_scope",
-            len(order.cache_scope) <= CACHE_SCOPE_BYTES_MAX,
-            f"at most {CACHE_SCOPE_BYTES_MAX} bytes",
-        ),
-        ("preemptions", order.preemptions <= PREEMPTIONS_MAX, f"at most {PREEMPTIONS_MAX}"),
-        ("age_ms", order.age_ms <= AGE_MS_MAX, f"at most {AGE_MS_MAX}"),
-        ("priority", abs(order.priority) <= PRIORITY_MAX, f"in [-{PRIORITY_MAX}, {PRIORITY_MAX}]"),
-        ("logprobs", (order.logprobs or 0) <= LOGPROBS_MAX, f"in [0, {LOGPROBS_MAX}]"),
+        ("stop_token_ids", len(order.stop_token_ids) < limits.vocab_size, "not every token"),
+        ("choices", len(indices) == len(order.choices), "each index once"),
+        ("choices", max(indices, default=0) < CHOICES_MAX, f"indices below {CHOICES_MAX}"),
         *_score_rules(order),
-        *_penalty_rules(order, vocab),
-        *_choice_rules(order.choices),
         *_beam_rules(order, order.beam),
         *_guide_rules(order, order.guide),
     )
@@ -324,48 +308,18 @@ def _score_rules(order: SequenceOrder) -> tuple[tuple[str, bool, str], ...]:
     if order.prompt_logprobs is None:
         return ()
     at_its_end = len(order.token_ids) == order.prompt_tokens
+    alternatives_max = prompt_alternatives_max(order.prompt_tokens)
     return (
-        ("prompt_logprobs", order.prompt_logprobs <= LOGPROBS_MAX, f"in [0, {LOGPROBS_MAX}]"),
+        ("prompt_logprobs", order.prompt_logprobs <= alternatives_max, f"at most {alternatives_max}"),
         ("prompt_logprobs", order.beam is None, "not of a search"),
         ("prompt_logprobs", at_its_end, "only before the first token"),
-    )
-
-
-def _penalty_rules(order: SequenceOrder, vocab: int) -> tuple[tuple[str, bool, str], ...]:
-    either_way = f"in [-{PENALTY_MAX}, {PENALTY_MAX}]"
-    repetition = _within(order.repetition_penalty, 0.0, REPETITION_PENALTY_MAX)
-    biases_within = all(_within(bias, -LOGIT_BIAS_MAX, LOGIT_BIAS_MAX) for _, bias in order.logit_bias)
-    ids_within = all(token < vocab for token, _ in order.logit_bias)
-    return (
-        ("presence_penalty", _within(order.presence_penalty, -PENALTY_MAX, PENALTY_MAX), either_way),
-        ("frequency_penalty", _within(order.frequency_penalty, -PENALTY_MAX, PENALTY_MAX), either_way),
-        (
-            "repetition_penalty",
-            repetition and order.repetition_penalty > 0,
-            f"in (0, {REPETITION_PENALTY_MAX}]",
-        ),
-        ("logit_bias", len(order.logit_bias) <= LOGIT_BIASES_MAX, f"at most {LOGIT_BIASES_MAX} tokens"),
-        ("logit_bias", ids_within, f"token ids in [0, {vocab})"),
-        ("logit_bias", biases_within, f"biases in [-{LOGIT_BIAS_MAX}, {LOGIT_BIAS_MAX}]"),
-    )
-
-
-def _choice_rules(choices: tuple[Choice, ...]) -> tuple[tuple[str, bool, str], ...]:
-    indices = {each.index for each in choices}
-    return (
-        ("choices", 1 <= len(choices) <= CHOICES_MAX, f"1 to {CHOICES_MAX}"),
-        ("choices", len(indices) == len(choices), "each index once"),
-        ("choices", max(indices, default=0) < CHOICES_MAX, f"indices below {CHOICES_MAX}"),
     )
 
 
 def _beam_rules(order: SequenceOrder, beam: Beam | None) -> tuple[tuple[str, bool, str], ...]:
     if beam is None:
         return ()
-    penalty = _within(beam.length_penalty, -LENGTH_PENALTY_MAX, LENGTH_PENALTY_MAX)
     return (
-        ("beam.width", 2 <= beam.width <= BEAM_WIDTH_MAX, f"in [2, {BEAM_WIDTH_MAX}]"),
-        ("beam.length_penalty", penalty, f"in [-{LENGTH_PENALTY_MAX}, {LENGTH_PENALTY_MAX}]"),
         ("choices", len(order.choices) <= beam.width, "at most beam.width"),
         ("token_ids", len(order.token_ids) == order.prompt_tokens, "a search begins at the prompt's end"),
     )
@@ -379,7 +333,3 @@ def _guide_rules(order: SequenceOrder, guide: Guide | None) -> tuple[tuple[str, 
         ("guide", order.beam is None, "not with a beam search"),
         ("guide.text", violation is None, violation or ""),
     )
-
-
-def _within(value: float, low: float, high: float) -> bool:
-    return math.isfinite(value) and low <= value <= high

@@ -16,6 +16,7 @@ from google.rpc import error_details_pb2, status_pb2
 from grpc_status import rpc_status
 
 from service.errors import (
+    CONTEXT_LENGTH_EXCEEDED,
     AttemptsLost,
     DeadlineExpired,
     Exhausted,
@@ -120,7 +121,8 @@ async def abort(context: grpc.aio.ServicerContext[Any, Any], error: ServiceError
 
 def to_status(error: ServiceError) -> Status:
     """The gRPC status of an error, cut so that it fits into trailing metadata."""
-    details: list[message.Message] = [error_details_pb2.ErrorInfo(reason=error.reason, domain=DOMAIN)]
+    info = error_details_pb2.ErrorInfo(reason=error.reason, domain=DOMAIN, metadata=_metadata(error))
+    details: list[message.Message] = [info]
     if isinstance(error, InvalidRequest) and error.violations:
         details.append(_bad_request(error.violations))
     if error.retry_after_ms is not None:
@@ -171,6 +173,14 @@ def http_status(error: ServiceError) -> tuple[int, str, str]:
 
 def _row(error: ServiceError) -> _Row:
     return next((_TABLE[kind] for kind in type(error).__mro__ if kind in _TABLE), _TABLE[InternalFault])
+
+
+def _metadata(error: ServiceError) -> dict[str, str]:
+    """By how much the context is exceeded, of the first field that exceeds it."""
+    if not isinstance(error, InvalidRequest) or error.reason != CONTEXT_LENGTH_EXCEEDED:
+        return {}
+    excess = next((v.excess for v in error.violations if v.excess), None)
+    return {} if excess is None else {"max": str(excess.most), "got": str(excess.got), "unit": excess.unit}
 
 
 def _packed(detail: message.Message) -> any_pb2.Any:

@@ -45,7 +45,8 @@ NUMBERS = [
     ("top_p", "(0, 1]", [0, -1, 1.0000001, math.nan, math.inf]),
     ("min_p", "[0, 1]", [-SMALLEST, 1.0000001, math.nan, -math.inf]),
     ("top_k", f"[0, {VOCAB}]", [-1, VOCAB + 1, 2**31 - 1, -(2**31)]),
-    ("max_tokens", f"[1, {LENGTH}]", [0, -1, LENGTH + 1, 2**31 - 1, -(2**31)]),
+    ("max_tokens", f"[1, {LENGTH}]", [-1, LENGTH + 1, 2**31 - 1, -(2**31)]),
+    ("max_tokens", "at least 1", [0]),
     ("min_tokens", f"[0, {LENGTH}]", [-1, LENGTH + 1, 2**31 - 1]),
     ("n", "must be in [1, 16]", [0, -1, 17, 2**31 - 1]),
     ("presence_penalty", "[-2, 2]", [-2.1, 2.1, math.nan, math.inf]),
@@ -90,7 +91,8 @@ INVALID_SPECS = [
         (spec("hi", output=inference_pb2.OutputOptions(logprobs=bad)), "output.logprobs", "[0, 20]")
         for bad in (-1, 21, VOCAB, 2**31 - 1)
     ),
-    *((spec("hi", request_id=bad), "request_id", "at most 128") for bad in ("x" * 129, "é", "a\nb")),
+    (spec("hi", request_id="x" * 129), "request_id", "at most 128 characters"),
+    *((spec("hi", request_id=bad), "request_id", "printable ASCII") for bad in ("é", "a\nb")),
     (spec("hi", model="m" * 257), "model", "at most 256 bytes"),
 ]
 # At the edge, but inside: these are served.
@@ -244,7 +246,7 @@ HTTP_BODIES = [
     (b'{"prompt": ""}', "prompt", "at least one token"),
     (b'{"prompt": [49152]}', "prompt", f"[0, {VOCAB})"),
     (b'{"prompt": [4294967296]}', "prompt", "must be"),
-    (b'{"prompt": "hi", "max_tokens": 0}', "max_tokens", f"[1, {LENGTH}]"),
+    (b'{"prompt": "hi", "max_tokens": 0}', "max_tokens", "at least 1"),
     (b'{"prompt": "hi", "max_tokens": 2147483647}', "max_tokens", f"[1, {LENGTH}]"),
     (b'{"prompt": "hi", "max_tokens": 9223372036854775807}', "max_tokens", "32 bits"),
     (b'{"prompt": "hi", "max_tokens": "5"}', "max_tokens", "whole number"),

@@ -63,9 +63,10 @@ def test_a_guide_is_taken_as_it_is_and_told_to_the_worker(take, asked, guide):
         (Asked(regex="a" * 65_537), {}, "guide.regex"),
         (Asked(grammar="a" * 65_537), {}, "guide.grammar"),
         (Asked(json_schema="[" * 65), {}, "guide.json_schema"),
-        (Asked(choice=Asked.Choices()), {}, "guide.choice"),
-        (Asked(choice=Asked.Choices(strings=["x"] * 257)), {}, "guide.choice"),
-        (Asked(choice=Asked.Choices(strings=["x" * 4097])), {}, "guide.choice"),
+        (Asked(choice=Asked.Choices()), {}, "guide.choice.strings"),
+        (Asked(choice=Asked.Choices(strings=["x"] * 257)), {}, "guide.choice.strings"),
+        (Asked(choice=Asked.Choices(strings=["x" * 4097])), {}, "guide.choice.strings[0]"),
+        (Asked(choice=Asked.Choices(strings=["x" * 4096] * 17)), {}, "guide.choice"),
         (Asked(regex="a"), {"sampling": SamplingParams(beam_width=2)}, "guide"),
     ],
 )

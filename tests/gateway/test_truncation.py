@@ -51,7 +51,7 @@ def test_all_that_fit_leave_room_for_the_answer(take, sampling, kept):
 @pytest.mark.parametrize("kept", [0, -2, LENGTH, 2**31 - 1, -(2**31)])
 def test_how_many_are_kept_is_held_to_its_range(take, kept):
     assert refused(take, truncated(ids([1, 2]), kept)) == {
-        "truncate_prompt_tokens": f"must be in [1, {LENGTH - 1}], or -1"
+        "truncate_prompt_tokens": f"must be in [1, {LENGTH}), or -1"
     }
 
 

@@ -190,8 +190,8 @@ def test_biases_are_taken_in_order_of_id_and_what_is_wrong_with_them_is_said(tak
     assert taken.logit_bias == ((5, -1.0), (9, 1.5))
     for biases, rule in (
         (dict.fromkeys(range(301), 1), "at most 300 tokens"),
-        ({VOCAB: 1}, f"each token id must be in [0, {VOCAB})"),
-        ({5: 101}, "each bias must be in [-100, 100]"),
+        ({VOCAB: 1}, f"each key must be in [0, {VOCAB})"),
+        ({5: 101}, "each value must be in [-100, 100]"),
     ):
         assert refused(take, sampling(logit_bias=biases)) == {"sampling.logit_bias": rule}
 

@@ -11,18 +11,10 @@ from service.errors import InvalidRequest
 from service.guides import TEXT_BYTES_MAX, Guide, GuideKind, choice
 from service.orders import (
     AGE_MS_MAX,
-    BEAM_WIDTH_MAX,
     CHOICES_MAX,
-    LENGTH_PENALTY_MAX,
-    LOGIT_BIAS_MAX,
-    LOGIT_BIASES_MAX,
-    LOGPROBS_MAX,
-    PENALTY_MAX,
     PREEMPTIONS_MAX,
-    PRIORITY_MAX,
     PRIORITY_S,
-    REPETITION_PENALTY_MAX,
-    STOP_TOKENS_MAX,
+    SCORES_MAX,
     AttemptKey,
     AttemptRefused,
     Beam,
@@ -34,6 +26,8 @@ from service.orders import (
     to_spec,
 )
 
+LOGPROBS_MAX, PRIORITY_MAX, BEAM_WIDTH_MAX, LENGTH_PENALTY_MAX = 20, 100, 16, 10
+PENALTY_MAX, REPETITION_PENALTY_MAX, LOGIT_BIAS_MAX, LOGIT_BIASES_MAX, STOP_TOKENS_MAX = 2, 2, 100, 300, 128
 LIMITS = OrderLimits(vocab_size=1000, tokens_max=20)
 ORDER = SequenceOrder(
     key=AttemptKey(request_id="r", attempt=1),
@@ -209,7 +203,7 @@ def test_the_border_of_each_rule_is_inside(changes):
 def test_every_violation_is_named_at_once_and_none_twice_over():
     key = AttemptKey(request_id="", attempt=0)
     fields = refused_fields(key=key, token_ids=(), prompt_tokens=1, temperature=float("nan"), top_p=0.0)
-    assert fields == ["request_id", "attempt", "token_ids", "prompt_tokens", "temperature", "top_p"]
+    assert fields == ["request_id", "attempt", "token_ids", "temperature", "top_p", "prompt_tokens"]
 
 
 def test_an_answer_for_which_no_token_is_left_to_sample_is_refused():
@@ -319,6 +313,14 @@ def test_blocks_that_choices_have_in_common_count_once(prompt, choices, blocks):
 @pytest.mark.parametrize("value", [LOGPROBS_MAX + 1, 2**32 - 1])
 def test_more_alternatives_of_a_prompts_tokens_than_there_may_be_are_refused(value):
     assert refused_fields(prompt_logprobs=value, prompt_tokens=4) == ["prompt_logprobs"]
+
+
+def test_what_is_told_of_a_whole_prompt_has_its_limit_at_the_worker_too():
+    limits, tokens = OrderLimits(vocab_size=1000, tokens_max=SCORES_MAX), (1,) * (SCORES_MAX // 20)
+    asked = {"token_ids": tokens, "prompt_tokens": len(tokens)}
+    order = replace(ORDER, prompt_logprobs=19, **asked)
+    assert from_spec(to_spec(order), limits) == order
+    assert refused_fields(limits, prompt_logprobs=20, **asked) == ["prompt_logprobs"]
 
 
 def test_a_prompts_logprobs_are_wanted_before_the_first_token_and_not_of_a_search():
