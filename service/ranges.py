@@ -159,10 +159,9 @@ def _number(limits: Limits, held: float, field: str, measures: Measures) -> Sequ
 
 
 def _text(limits: Limits, held: str | bytes, field: str, measures: Measures) -> Sequence[FieldViolation]:
-    if limits.characters is not None:
-        return limits.characters.violations(field, len(held), measures)
-    if limits.bytes is None:
-        return ()
+    broken = limits.characters.violations(field, len(held), measures) if limits.characters else ()
+    if broken or limits.bytes is None:
+        return broken
     return limits.bytes.violations(field, len(held.encode() if isinstance(held, str) else held), measures)
 
 

@@ -144,6 +144,31 @@ async def test_refusals_at_the_door_have_their_status(frontend_over, scripted, f
     assert (error.code(), details_of(error)[error_details_pb2.ErrorInfo].reason) == (code, reason)
 
 
+@pytest.mark.parametrize(
+    ("fields", "most", "got", "unit"),
+    [
+        ({"text": "a" * (16 * 512 + 1)}, 16 * 512, 16 * 512 + 1, "character"),
+        ({"token_ids": inference_pb2.TokenIds(ids=[1] * 600)}, 512, 600, "token"),
+        ({"token_ids": inference_pb2.TokenIds(ids=[1] * 512)}, 511, 512, "token"),
+        (
+            {
+                "token_ids": inference_pb2.TokenIds(ids=[1] * 500),
+                "sampling": inference_pb2.SamplingParams(max_tokens=13),
+            },
+            12,
+            13,
+            "token",
+        ),
+    ],
+)
+async def test_what_is_too_long_says_by_how_much(frontend_over, scripted, fields, most, got, unit):
+    async with serving(frontend_over(scripted())) as channel:
+        error = await refusal_of(stub_of(channel).GenerateStream(stream_request(**fields)))
+    info = details_of(error)[error_details_pb2.ErrorInfo]
+    assert info.reason == "CONTEXT_LENGTH_EXCEEDED"
+    assert dict(info.metadata) == {"max": str(most), "got": str(got), "unit": unit}
+
+
 async def test_an_exhausted_source_says_when_to_try_again(frontend_over, scripted):
     source = scripted(Exhausted("too many live requests", retry_after_ms=1500))
     async with serving(frontend_over(source)) as channel:
