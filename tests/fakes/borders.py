@@ -114,17 +114,17 @@ def _next(number, towards, type_):
 
 
 def _holding(field, kind, number):
-    """What a field holds that has this number there."""
+    """What a field holds that has this number there; of several, beside one that is fine."""
     if kind in ("bytes", "characters"):
         text = b"x" * number if field.type == Field.TYPE_BYTES else "x" * number
-        return [text] if field.is_repeated else text
+        return ["x", text] if field.is_repeated else text
     if is_map(field):
         if kind == "count":
             return dict.fromkeys(range(number), 1)
-        return {number: 1} if kind == "key" else {5: number}
+        return {number: 1, 5: 1} if kind == "key" else {4: number, 5: 1}
     if kind == "count":
         return [_one_of(field, index) for index in range(number)]
-    return [number] if field.is_repeated else number
+    return [number, 1] if field.is_repeated else number
 
 
 def _one_of(field, index):
