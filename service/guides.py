@@ -13,9 +13,10 @@ from crossdock.v1 import inference_pb2
 from crossdock.worker.v1 import worker_pb2 as pb
 from service.ranges import range_of
 
-TEXT_BYTES_MAX = range_of(inference_pb2.Guide, "grammar", "bytes").most()
-CHOICES_MAX = range_of(inference_pb2.Guide.Choices, "strings", "count").most()
-CHOICE_BYTES_MAX = range_of(inference_pb2.Guide.Choices, "strings", "bytes").most()
+_TEXT_BYTES = range_of(inference_pb2.Guide, "grammar", "bytes")
+_CHOICES = range_of(inference_pb2.Guide.Choices, "strings", "count")
+_CHOICE_BYTES = range_of(inference_pb2.Guide.Choices, "strings", "bytes")
+TEXT_BYTES_MAX, CHOICES_MAX, CHOICE_BYTES_MAX = _TEXT_BYTES.most(), _CHOICES.most(), _CHOICE_BYTES.most()
 SCHEMA_DEPTH_MAX = 64
 
 _JSON_BRACKETS = re.compile(r'"(?:[^"\\]|\\.)*"|[\[\]{}]', re.DOTALL)
@@ -58,15 +59,14 @@ class Guide:
         """The rule on sizes that it breaks. Looks at no more than that."""
         if self.kind is GuideKind.JSON_OBJECT:
             return "has no text" if self.text else None
-        if not 1 <= len(self.text.encode()) <= 2 * TEXT_BYTES_MAX:
-            return f"1 to {TEXT_BYTES_MAX} bytes"
-        if self.kind is GuideKind.CHOICE:
+        size = len(self.text.encode())
+        if self.kind is GuideKind.CHOICE and size <= 2 * TEXT_BYTES_MAX:
             try:
                 return _choices_violation(self.choices())
             except GuideRefused as refused:
                 return str(refused)
-        if len(self.text.encode()) > TEXT_BYTES_MAX:
-            return f"1 to {TEXT_BYTES_MAX} bytes"
+        for broken in _TEXT_BYTES.violations("text", size):
+            return broken.description
         if self.kind is GuideKind.JSON_SCHEMA and _depth(self.text) > SCHEMA_DEPTH_MAX:
             return f"at most {SCHEMA_DEPTH_MAX} levels deep"
         return None
@@ -92,11 +92,12 @@ def from_wire(message: pb.Guide) -> Guide:
 
 
 def _choices_violation(strings: tuple[str, ...]) -> str | None:
-    if not 1 <= len(strings) <= CHOICES_MAX:
-        return f"1 to {CHOICES_MAX} strings"
+    for broken in _CHOICES.violations("choice", len(strings)):
+        return broken.description
     sizes = [len(each.encode(errors="replace")) for each in strings]
-    if not (min(sizes) >= 1 and max(sizes) <= CHOICE_BYTES_MAX):
-        return f"each of 1 to {CHOICE_BYTES_MAX} bytes"
+    for size in (min(sizes), max(sizes)):
+        for broken in _CHOICE_BYTES.violations("choice", size):
+            return f"each of {broken.description}"
     return None if sum(sizes) <= TEXT_BYTES_MAX else f"together at most {TEXT_BYTES_MAX} bytes"
 
 
