@@ -10,8 +10,9 @@ from dataclasses import dataclass, field
 from crossdock.v1.inference_pb2 import GenerationSpec
 from gateway.generation import Delta, Finish
 from gateway.json_fields import JsonObject
-from gateway.openai_dialects import Dialect, JsonDict, finish_fields, token_text
-from gateway.openai_prompt import echoed_text, echoed_tokens, prompt_logprobs
+from gateway.openai_dialects import Dialect, JsonDict, finish_fields
+from gateway.openai_offsets import Offsets, answer_offsets, shown_pieces
+from gateway.openai_prompt import echoed_offsets, echoed_text, echoed_tokens, prompt_logprobs
 from gateway.openai_schema import Call
 from gateway.request import Request, Token
 from gateway.tokenizer import Tokenizer
@@ -20,15 +21,15 @@ from service.scores import Scores
 
 @dataclass(slots=True, kw_only=True)
 class _Choice:
-    """How far one choice is. characters: of its tokens' texts, for offsets. generated: tokens, with those that are not
-    shown. scores: of its prompt, when asked for."""
+    """How far one choice is. offsets: of the answer's tokens, from the first one on. generated: tokens, with those that
+    are not shown. scores: of its prompt, when asked for."""
 
     spec: GenerationSpec
     request: Request
     begun: bool = False
     generated: int = 0
     cached: int = 0
-    characters: int = 0
+    offsets: Offsets = field(default_factory=Offsets)
     texts: list[str] = field(default_factory=list)
     tokens: list[Token] = field(default_factory=list)
     finish: Finish | None = None
@@ -72,14 +73,14 @@ class Answer:
         self._begin(choice, delta)
         opening = None if choice.begun else self._dialect.opening()
         extra = {} if choice.begun else self._about_prompt(choice)
-        text, tokens = ("", ()) if choice.begun else self._echo(choice)
+        text, echoed = ("", ()) if choice.begun else self._echo(choice)
         if opening is not None:
             yield self._chunk({"index": index, **opening, "logprobs": None, **finish_fields(None)}, extra)
             extra = {}
         said: JsonDict = {
             "index": index,
             **self._dialect.part(text + delta.text),
-            "logprobs": self._logprobs(choice, (*tokens, *delta.tokens)),
+            "logprobs": self._logprobs(choice, echoed, delta.tokens),
             **finish_fields(delta.finish),
             **self._token_ids(delta.tokens),
         }
@@ -106,12 +107,11 @@ class Answer:
         extra: JsonDict = {}
         for index, choice in enumerate(self._choices):
             assert choice.finish is not None, "a complete answer has ended"
-            choice.characters = 0
-            text, tokens = self._echo(choice)
+            text, echoed = self._echo(choice)
             said = {
                 "index": index,
                 **self._dialect.whole(text + "".join(choice.texts)),
-                "logprobs": self._logprobs(choice, (*tokens, *choice.tokens)),
+                "logprobs": self._logprobs(choice, echoed, choice.tokens),
                 **finish_fields(choice.finish),
                 **self._token_ids(choice.tokens),
             }
@@ -142,22 +142,27 @@ class Answer:
         choice.generated += len(delta.tokens) + delta.unseen_tokens
         choice.cached = delta.cached_tokens
 
-    def _logprobs(self, choice: _Choice, tokens: Sequence[Token]) -> JsonDict | None:
-        if choice.request.sampling.logprobs is None:
+    def _logprobs(self, choice: _Choice, echoed: Sequence[Token], tokens: Sequence[Token]) -> JsonDict | None:
+        request = choice.request
+        if request.sampling.logprobs is None:
             return None
-        logprobs = self._dialect.logprobs(tokens, self._tokenizer, choice.characters)
-        choice.characters += sum(len(token_text(token.token_id, self._tokenizer)) for token in tokens)
-        return logprobs
+        offsets = echoed_offsets(choice.spec, request, self._tokenizer) if echoed else []
+        shown = shown_pieces([token.token_id for token in tokens], request, self._tokenizer)
+        offsets += choice.offsets.of(shown)
+        return self._dialect.logprobs((*echoed, *tokens), self._tokenizer, offsets)
 
     def _token_ids(self, tokens: Sequence[Token]) -> JsonDict:
         return {"token_ids": [token.token_id for token in tokens]} if self._call.return_token_ids else {}
 
     def _echo(self, choice: _Choice) -> tuple[str, tuple[Token, ...]]:
-        """What of the prompt comes before the answer."""
-        if not self._call.echo:
-            return "", ()
-        text = echoed_text(choice.spec, choice.request, self._tokenizer)
-        return text, echoed_tokens(choice.request, choice.scores)
+        """What of the prompt comes before the answer, whose offsets begin behind it."""
+        text = ""
+        tokens: tuple[Token, ...] = ()
+        if self._call.echo:
+            text = echoed_text(choice.spec, choice.request, self._tokenizer)
+            tokens = echoed_tokens(choice.request, choice.scores)
+        choice.offsets = answer_offsets(choice.request, self._tokenizer, len(text))
+        return text, tokens
 
     def _about_prompt(self, choice: _Choice) -> JsonDict:
         told: JsonDict = {}

@@ -4,7 +4,6 @@
 """
 
 from collections.abc import Sequence
-from itertools import accumulate
 from typing import Protocol
 
 from gateway.generation import Finish, StopString, StopToken
@@ -36,8 +35,9 @@ class Dialect(Protocol):
     def whole(self, text: str) -> JsonDict:
         """A choice's complete text."""
 
-    def logprobs(self, tokens: Sequence[Token], tokenizer: Tokenizer, offset: int) -> JsonDict:
-        """offset: characters in front of the first token. A token without a logprob is the first one of a prompt."""
+    def logprobs(self, tokens: Sequence[Token], tokenizer: Tokenizer, offsets: Sequence[int]) -> JsonDict:
+        """offsets: where each token begins in the choice's text. A token without a logprob is the first one of a
+        prompt."""
 
 
 class CompletionDialect:
@@ -55,19 +55,12 @@ class CompletionDialect:
     def whole(self, text: str) -> JsonDict:
         return {"text": text}
 
-    def logprobs(self, tokens: Sequence[Token], tokenizer: Tokenizer, offset: int) -> JsonDict:
-        texts = [token_text(token.token_id, tokenizer) for token in tokens]
-        offsets = list(accumulate(map(len, texts), initial=offset))[:-1]
+    def logprobs(self, tokens: Sequence[Token], tokenizer: Tokenizer, offsets: Sequence[int]) -> JsonDict:
         return {
-            "tokens": texts,
+            "tokens": [token_text(token.token_id, tokenizer) for token in tokens],
             "token_logprobs": [finite(token.logprob) for token in tokens],
-            "text_offset": offsets,
-            "top_logprobs": [
-                {token_text(token_id, tokenizer): finite(logprob) for token_id, logprob in _ranked(token)}
-                if token.logprob is not None
-                else None
-                for token in tokens
-            ],
+            "text_offset": list(offsets),
+            "top_logprobs": [_by_text(token, tokenizer) for token in tokens],
         }
 
 
@@ -86,7 +79,7 @@ class ChatDialect:
     def whole(self, text: str) -> JsonDict:
         return {"message": {"role": "assistant", "content": text}}
 
-    def logprobs(self, tokens: Sequence[Token], tokenizer: Tokenizer, offset: int) -> JsonDict:
+    def logprobs(self, tokens: Sequence[Token], tokenizer: Tokenizer, offsets: Sequence[int]) -> JsonDict:
         return {
             "content": [
                 {
@@ -115,7 +108,25 @@ def token_text(token_id: int, tokenizer: Tokenizer) -> str:
     try:
         return piece.decode("utf-8")
     except UnicodeDecodeError:
-        return "bytes:" + "".join(f"\\x{byte:02x}" for byte in piece)
+        return _as_bytes(piece)
+
+
+def _as_bytes(piece: bytes) -> str:
+    return "bytes:" + "".join(f"\\x{byte:02x}" for byte in piece)
+
+
+def _by_text(token: Token, tokenizer: Tokenizer) -> JsonDict | None:
+    """What could stand in a token's place. The text of the token itself is its own; another token of a text that is
+    taken is written as its bytes, so that no likelier one is hidden."""
+    if token.logprob is None:
+        return None
+    own, told = token_text(token.token_id, tokenizer), JsonDict()
+    for token_id, logprob in _ranked(token):
+        text = token_text(token_id, tokenizer)
+        if token_id != token.token_id and (text == own or text in told):
+            text = _as_bytes(tokenizer.piece(token_id, include_special=True))
+        told.setdefault(text, finite(logprob))
+    return told
 
 
 def _ranked(token: Token) -> list[tuple[int, float]]:

@@ -4,9 +4,11 @@
 """
 
 import codecs
+from collections.abc import Sequence
 
 from crossdock.v1 import inference_pb2
 from gateway.openai_dialects import JsonDict, finite, token_text
+from gateway.openai_offsets import Offsets, offsets_in, shown_pieces
 from gateway.request import Request, Token
 from gateway.tokenizer import Tokenizer
 from service.scores import Score, Scores
@@ -14,13 +16,37 @@ from service.scores import Score, Scores
 
 def echoed_text(spec: inference_pb2.GenerationSpec, request: Request, tokenizer: Tokenizer) -> str:
     """As it was given, where all of a text was taken. A character that the answer completes is the answer's."""
-    if spec.WhichOneof("prompt") == "text" and not spec.HasField("truncate_prompt_tokens"):
+    if _is_whole_text(spec):
         return spec.text
-    special = request.include_special_tokens
-    pieces = (tokenizer.piece(token, include_special=special) for token in request.prompt_token_ids)
-    return codecs.getincrementaldecoder("utf-8")("replace").decode(
-        b"".join(pieces), final=request.prompt_only
-    )
+    joined = b"".join(_pieces(spec, request, tokenizer))
+    return codecs.getincrementaldecoder("utf-8")("replace").decode(joined, final=request.prompt_only)
+
+
+def echoed_offsets(spec: inference_pb2.GenerationSpec, request: Request, tokenizer: Tokenizer) -> list[int]:
+    """Where each token begins in the echo, in characters."""
+    if _is_whole_text(spec):
+        return offsets_in(spec.text, request.prompt_token_ids, tokenizer)
+    return Offsets().of(_pieces(spec, request, tokenizer))
+
+
+def _is_whole_text(spec: inference_pb2.GenerationSpec) -> bool:
+    return spec.WhichOneof("prompt") == "text" and not spec.HasField("truncate_prompt_tokens")
+
+
+def _pieces(spec: inference_pb2.GenerationSpec, request: Request, tokenizer: Tokenizer) -> list[bytes]:
+    """What each token adds to an echo that is made of tokens."""
+    pieces = shown_pieces(request.prompt_token_ids, request, tokenizer)
+    first = next((place for place, piece in enumerate(pieces) if piece), None)
+    if first is not None and tokenizer.drops_first_space and _begins(spec, pieces):
+        pieces[first] = pieces[first].removeprefix(b" ")
+    return pieces
+
+
+def _begins(spec: inference_pb2.GenerationSpec, pieces: Sequence[bytes]) -> bool:
+    """Whether nothing was cut off in front of what is left of a prompt."""
+    if spec.WhichOneof("prompt") == "token_ids":
+        return len(spec.token_ids.ids) == len(pieces)
+    return b"".join(pieces).removeprefix(b" ") == spec.text.encode()
 
 
 def echoed_tokens(request: Request, scores: Scores | None) -> tuple[Token, ...]:

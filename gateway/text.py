@@ -11,7 +11,7 @@ from typing import NamedTuple
 from gateway.tokenizer import Tokenizer
 
 # A UTF-8 sequence has at most three bytes before its last, so this many tokens reach back to its start.
-_PROMPT_TAIL_TOKENS = 8
+PROMPT_TAIL_TOKENS = 8
 
 
 class TextDelta(NamedTuple):
@@ -49,7 +49,7 @@ class TextFold:
         self._tokens = 0
         self._held = ""
         self._utf8 = codecs.getincrementaldecoder("utf-8")("replace")
-        for token_id in prompt_token_ids[-_PROMPT_TAIL_TOKENS:]:
+        for token_id in prompt_token_ids[-PROMPT_TAIL_TOKENS:]:
             self._utf8.decode(self._piece(token_id, include_special=include_special))
 
     def push(self, token_ids: Sequence[int]) -> TextDelta:

@@ -21,7 +21,8 @@ def load_tokenizer(path: Path) -> "Tokenizer":
 
 
 class Tokenizer:
-    """chat, chat_template: None for a model without a chat template. special_tokens: see Vocabulary."""
+    """chat, chat_template: None for a model without a chat template. special_tokens: see Vocabulary.
+    drops_first_space: see Pieces."""
 
     def __init__(self, vocabulary: Vocabulary) -> None:
         self.vocab_size = vocabulary.size
@@ -32,6 +33,7 @@ class Tokenizer:
         self.chat = _template(vocabulary)
         self._backend = vocabulary.backend
         self._pieces = Pieces(vocabulary)
+        self.drops_first_space = self._pieces.drops_first_space
 
     def encode(self, text: str, *, add_special: bool = True) -> list[int]:
         """add_special: with the special tokens that the model's convention adds; those in the text count as such

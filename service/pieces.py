@@ -10,7 +10,8 @@ _SPACE = "▁"
 
 
 class Pieces(dict[int, bytes]):
-    """Token id -> bytes, filled as tokens are first seen. At most one entry per id of the vocabulary.
+    """Token id -> bytes, filled as tokens are first seen. At most one entry per id of the vocabulary. special: ids of
+    tokens that are no text. drops_first_space: whether a text has no space where its first token has one.
 
     How the decoder writes a byte is found by asking it: GPT-2's alphabet of printable stand-ins, or
     SentencePiece's "▁" for a space and "<0x..>" for a byte.
@@ -22,6 +23,7 @@ class Pieces(dict[int, bytes]):
         added = self._backend.get_added_tokens_decoder()
         self.special = frozenset(token_id for token_id, token in added.items() if token.special)
         decoder = self._backend.decoder
+        self.drops_first_space = decoder is not None and decoder.decode(["▁a"]) == "a"
         if decoder is not None and decoder.decode(["Ġ"]) == " ":
             self._of = _ByteLevelAlphabet().bytes_of
         elif decoder is not None and decoder.decode(["a", "▁b"]) == "a b":

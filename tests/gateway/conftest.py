@@ -22,6 +22,7 @@ from service.config import DEFAULT_MODEL
 from service.metrics import Metrics
 from service.model_source import resolve_model
 from service.scores import Scores
+from tests.fakes.gguf_vocabularies import write_scored
 
 GOLDEN = Path(__file__).parents[1] / "data" / "golden_smollm2_fp32.jsonl"
 
@@ -98,6 +99,12 @@ def tokenizer(model_file: Path) -> Tokenizer:
 
 
 @pytest.fixture(scope="session")
+def scored(tmp_path_factory: pytest.TempPathFactory) -> Tokenizer:
+    """A tokenizer like SentencePiece's, with a start token, of a few pieces and all bytes."""
+    return load_tokenizer(write_scored(tmp_path_factory.mktemp("scored") / "scored.gguf"))
+
+
+@pytest.fixture(scope="session")
 def golden() -> list[dict[str, Any]]:
     return [json.loads(line) for line in GOLDEN.read_text(encoding="utf-8").splitlines()]
 
@@ -114,17 +121,17 @@ def card(tokenizer: Tokenizer) -> ModelCard:
     )
 
 
-@pytest.fixture
+@pytest.fixture(scope="session")
 def batches() -> Callable[..., list[TokenBatch]]:
     return make_batches
 
 
-@pytest.fixture
+@pytest.fixture(scope="session")
 def scripted() -> Callable[..., ScriptedSource]:
     return lambda *steps: ScriptedSource(steps)
 
 
-@pytest.fixture
+@pytest.fixture(scope="session")
 def frontend_over(card: ModelCard, tokenizer: Tokenizer) -> Callable[..., Frontend]:
     """A frontend over a source. Its clock reads 0, 1, 2, ..., its ids are "id-1", "id-2", ..., its seed is
     7."""
@@ -156,19 +163,21 @@ async def open_client(frontend: Frontend) -> AsyncIterator[httpx.AsyncClient]:
         yield client
 
 
-@pytest.fixture
+@pytest.fixture(scope="session")
 def client_of() -> Callable[..., Any]:
     """An HTTP client of a frontend that takes bodies of at most 200,000 bytes."""
     return open_client
 
 
-@pytest.fixture
+@pytest.fixture(scope="session")
 def post(frontend_over: Callable[..., Frontend]) -> Callable[..., Any]:
-    """Posts JSON, or bytes that are said to be, to a fresh application over a source."""
+    """Posts JSON, or bytes that are said to be, to a fresh application over a source. changes: of its frontend."""
 
-    async def post(source: ScriptedSource, path: str, body: Any, **given: Any) -> httpx.Response:
+    async def post(
+        source: ScriptedSource, path: str, body: Any, *, changes: dict[str, Any] | None = None, **given: Any
+    ) -> httpx.Response:
         content = body if isinstance(body, bytes) else orjson.dumps(body)
-        async with open_client(frontend_over(source)) as client:
+        async with open_client(frontend_over(source, **(changes or {}))) as client:
             headers = {"content-type": "application/json", **given.pop("headers", {})}
             return await client.post(path, content=content, headers=headers, **given)
 

@@ -3,7 +3,6 @@
 import json
 from datetime import UTC, datetime
 
-import gguf
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -14,6 +13,7 @@ from gateway.tokenizer import load_tokenizer
 from service.gguf_metadata import read_metadata
 from service.gguf_vocabulary import read_gguf
 from service.model_source import ModelFilesError
+from tests.fakes.gguf_vocabularies import BYTES, write_gguf
 
 TODAY = datetime(2030, 1, 2, tzinfo=UTC)
 TRICKY = [
@@ -32,27 +32,6 @@ TRICKY = [
     "\x00\x01\x7f\x80",
     "for(i=0;i<n;++i){a[i]^=b<<3;}",
 ]
-BYTES = [chr(byte) for byte in range(0x21, 0x7F)] + [chr(code) for code in range(0x100, 0x144)]
-
-
-def write_gguf(path, *, family, pre=None, tokens, merges=None, kinds=None, scores=None, **keys):
-    writer = gguf.GGUFWriter(path, "llama")
-    writer.add_context_length(64)
-    writer.add_tokenizer_model(family)
-    if pre is not None:
-        writer.add_tokenizer_pre(pre)
-    writer.add_token_list(tokens)
-    writer.add_token_types(kinds or [1] * len(tokens))
-    if merges is not None:
-        writer.add_token_merges(merges)
-    if scores is not None:
-        writer.add_token_scores(scores)
-    for key, value in keys.items():
-        getattr(writer, f"add_{key}")(value)
-    writer.write_header_to_file()
-    writer.write_kv_data_to_file()
-    writer.close()
-    return path
 
 
 def test_golden_prompts_have_their_token_ids(tokenizer, golden):
@@ -149,27 +128,6 @@ def test_a_start_token_is_added_where_the_file_says_so(tmp_path):
         tokenizer = load_tokenizer(path)
         assert tokenizer.encode("") == expected
         assert tokenizer.encode("", add_special=False) == []
-
-
-@pytest.fixture
-def scored(tmp_path):
-    """A SentencePiece-like vocabulary: unknown, start, end, the bytes, and pieces with scores."""
-    pieces = {"▁": -9.0, "h": -9.0, "e": -9.0, "l": -9.0, "o": -9.0, "he": -1.0, "ll": -2.0}
-    pieces |= {"hell": -3.0, "hello": -4.0, "▁hello": -5.0, "el": -8.0}
-    tokens = ["<unk>", "<s>", "</s>", *(f"<0x{byte:02X}>" for byte in range(256)), *pieces]
-    kinds = [2, 3, 3] + [6] * 256 + [1] * len(pieces)
-    scores = [0.0] * 259 + list(pieces.values())
-    path = write_gguf(
-        tmp_path / "spm.gguf",
-        family="llama",
-        tokens=tokens,
-        kinds=kinds,
-        scores=scores,
-        bos_token_id=1,
-        eos_token_id=2,
-        unk_token_id=0,
-    )
-    return load_tokenizer(path)
 
 
 def test_scored_pieces_are_merged_best_first(scored):
