@@ -37,6 +37,7 @@ def _response_format(fields: JsonFields) -> Iterator[tuple[str, Guide]]:
         case "text":
             pass
         case "json_object":
+            inner.neutral_only("schema", ())
             yield "response_format", Guide(json_object=True)
         case "json_schema":
             schema = JsonFields(inner.mapping("json_schema"))

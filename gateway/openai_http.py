@@ -31,7 +31,7 @@ from gateway.openai_dialects import ChatDialect, CompletionDialect, Dialect
 from gateway.openai_errors import JSON_TYPE, error_response, plain_error
 from gateway.openai_names import USUAL_NAMES
 from gateway.openai_schema import (
-    PROMPTS_MAX,
+    CHOICES_OF_A_CALL_MAX,
     Call,
     chat_call,
     completion_call,
@@ -53,7 +53,7 @@ from service.metrics import CONTENT_TYPE
 REQUEST_ID_KEY = "x-request-id"
 
 # Room for the number of the prompt that each request of a call has behind its id.
-_GIVEN_ID_CHARACTERS_MAX = REQUEST_ID_CHARACTERS_MAX - len(f"-{PROMPTS_MAX}")
+_GIVEN_ID_CHARACTERS_MAX = REQUEST_ID_CHARACTERS_MAX - len(f"-{CHOICES_OF_A_CALL_MAX}")
 _INLINE_BYTES_MAX = 65_536
 
 T = TypeVar("T")

@@ -7,39 +7,60 @@ validation. References: https://platform.openai.com/docs/api-reference, and vLLM
 
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeAlias
 
 from crossdock.v1 import inference_pb2
+from gateway import choices
 from gateway.json_fields import JsonFields, JsonObject, is_ids, is_texts
 from gateway.openai_guides import guide_of
 from gateway.openai_names import FieldNames
+from service.orders import CHOICES_MAX
 
-PROMPTS_MAX = 16
+CHOICES_OF_A_CALL_MAX = 256
+"""Of all its prompts together, with those that are generated and not shown."""
 COMPLETION_TOKENS_DEFAULT = 16
 
-_WORDS: Mapping[str, Collection[object]] = {
+_Neutral: TypeAlias = Mapping[str, Collection[object]]
+"""What is known but not offered, with the values that say what is done anyway."""
+
+_WORDS: _Neutral = {
     "bad_words": ([],),
     "allowed_token_ids": (),
     "logits_processors": ([],),
+    "structural_tag": (),
+    "guided_whitespace_pattern": (),
+    "repetition_detection": (),
+    "thinking_token_budget": (),
 }
-_TOOLS: Mapping[str, Collection[object]] = {
+_RENDERING: _Neutral = {
     "tools": ([],),
-    "tool_choice": ("none", "auto"),
-    "functions": ([],),
-    "function_call": ("none", "auto"),
-}
-_OTHERS: Mapping[str, Collection[object]] = {
-    "suffix": ("",),
-    "prompt_embeds": (),
-    "kv_transfer_params": (),
     "chat_template": (),
     "chat_template_kwargs": ({},),
     "documents": ([],),
     "continue_final_message": (False,),
+}
+_TOOLS: _Neutral = {
+    "tool_choice": ("none", "auto"),
+    "functions": ([],),
+    "function_call": ("none", "auto"),
+    "web_search_options": (),
+}
+_SHOWN: _Neutral = {
+    "detokenize": (True,),
+    "return_tokens_as_token_ids": (False,),
+    "logprob_token_ids": ([],),
     "modalities": (["text"],),
     "audio": (),
 }
-_NOT_OFFERED = {**_WORDS, **_TOOLS, **_OTHERS}
+_OTHERS: _Neutral = {
+    "suffix": ("",),
+    "prompt_embeds": (),
+    "truncation_side": ("left",),
+    "kv_transfer_params": (),
+    "vllm_xargs": ({},),
+}
+_NOT_OFFERED = {**_WORDS, **_RENDERING, **_TOOLS, **_SHOWN, **_OTHERS}
+_NOT_OFFERED_OF_A_MESSAGE: _Neutral = {"tool_calls": ([],), "function_call": (), "audio": ()}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -71,7 +92,13 @@ def completion_call(body: JsonObject, request_id: str) -> Call:
         if fields.raw("prompt_logprobs") is None:
             fields.written["output.prompt_logprobs"] = "echo"
         base.output.prompt_logprobs = max(base.output.prompt_logprobs, base.output.logprobs)
-    call = _call(fields, [_with_prompt(base, prompt) for prompt in prompts], request_id, echo=echo)
+    wide = _wide(base.sampling)
+    prompts_max = CHOICES_OF_A_CALL_MAX // wide
+    if len(prompts) > prompts_max:
+        rule = f"at most {CHOICES_OF_A_CALL_MAX} choices in all: {prompts_max} prompts with {wide} of each"
+        fields.wrong("prompt", rule)
+    specs = [_with_prompt(base, prompt) for prompt in prompts[:prompts_max]]
+    call = _call(fields, specs, request_id, echo=echo)
     fields.refuse()
     return call
 
@@ -99,8 +126,10 @@ def tokenize_request(body: JsonObject) -> inference_pb2.TokenizeRequest:
     """/tokenize, with a prompt or with messages."""
     fields = JsonFields(body)
     asked = inference_pb2.TokenizeRequest(model=fields.text("model") or "")
+    _refuse_others(fields, {**_RENDERING, "return_token_strs": (False,)})
     if fields.raw("messages") is not None:
         asked.chat.CopyFrom(_chat(fields))
+        fields.neutral_only("add_special_tokens", (False,))
     else:
         prompt = fields.text("prompt")
         if fields.raw("prompt") is None:
@@ -126,9 +155,7 @@ def detokenize_request(body: JsonObject) -> inference_pb2.DetokenizeRequest:
 def _base(fields: JsonFields, max_tokens: int | None, *, begins: bool) -> inference_pb2.GenerationSpec:
     """Everything but the prompt and the logprobs. begins: whether the prompt gets a begin-of-sequence token
     from the server."""
-    for field, neutral in _NOT_OFFERED.items():
-        fields.neutral_only(field, neutral)
-    fields.neutral_only("add_special_tokens", (begins,))
+    _refuse_others(fields, {**_NOT_OFFERED, "add_special_tokens": (begins,)})
     if isinstance(fields.raw("stop"), str):
         fields.written["stop.strings[0]"] = "stop"
     return inference_pb2.GenerationSpec(
@@ -165,6 +192,11 @@ def _base(fields: JsonFields, max_tokens: int | None, *, begins: bool) -> infere
     )
 
 
+def _refuse_others(fields: JsonFields, not_offered: _Neutral) -> None:
+    for field, neutral in not_offered.items():
+        fields.neutral_only(field, neutral)
+
+
 def _choices(fields: JsonFields) -> dict[str, Any]:
     """best_of is the width of a beam search where one is wanted, as vLLM had it."""
     best_of = fields.integer("best_of")
@@ -195,12 +227,14 @@ def _prompts(fields: JsonFields) -> list[str | list[int]]:
         if is_ids(value):
             return [value]
         if is_texts(value) or all(is_ids(item) for item in value):
-            if len(value) > PROMPTS_MAX:
-                fields.wrong("prompt", f"at most {PROMPTS_MAX} prompts")
-                return []
             return list(value)
     fields.wrong("prompt", "must be a string, a list of strings, token ids or a list of token id lists")
     return []
+
+
+def _wide(sampling: inference_pb2.SamplingParams) -> int:
+    """Choices of one prompt, at most as many as validation takes."""
+    return min(CHOICES_MAX, max(1, choices.best_of(sampling), sampling.beam_width))
 
 
 def _with_prompt(base: inference_pb2.GenerationSpec, prompt: str | list[int]) -> inference_pb2.GenerationSpec:
@@ -223,13 +257,15 @@ def _call(
 ) -> Call:
     for index, spec in enumerate(specs):
         spec.request_id = request_id if len(specs) == 1 else f"{request_id}-{index}"
-    options = JsonFields(fields.mapping("stream_options"))
+    stream, options = fields.flag("stream"), JsonFields(fields.mapping("stream_options"))
+    if fields.raw("stream_options") and not stream:
+        fields.wrong("stream_options", "needs stream to be true")
     include_usage, continuous_usage = options.flag("include_usage"), options.flag("continuous_usage_stats")
     fields.take("stream_options.", options)
     return Call(
         specs=tuple(specs),
         names=tuple(_names(fields, None if len(specs) == 1 else index) for index in range(len(specs))),
-        stream=fields.flag("stream"),
+        stream=stream,
         include_usage=include_usage,
         continuous_usage=continuous_usage,
         return_token_ids=fields.flag("return_token_ids"),
@@ -250,12 +286,18 @@ def _chat(fields: JsonFields) -> inference_pb2.ChatPrompt:
         inner = JsonFields(given)
         if inner.raw("content") is None and inner.raw("role") != "assistant":
             inner.wrong("content", "is required")
-        message = inference_pb2.ChatMessage(role=inner.text("role") or "", content=_content(inner))
-        inner.neutral_only("tool_calls", ([],))
+        message = inference_pb2.ChatMessage(role=_role(inner), content=_content(inner))
+        _refuse_others(inner, _NOT_OFFERED_OF_A_MESSAGE)
         fields.take(f"messages[{index}].", inner)
         messages.append(message)
     opens = fields.flag("add_generation_prompt", default=True)
     return inference_pb2.ChatPrompt(messages=messages, add_generation_prompt=opens)
+
+
+def _role(message: JsonFields) -> str:
+    """OpenAI's newer name of the system is one that models do not know."""
+    role = message.text("role") or ""
+    return "system" if role == "developer" else role
 
 
 def _content(message: JsonFields) -> str:

@@ -125,6 +125,8 @@ async def test_parameters_reach_the_request(post, scripted, batches, tokenizer):
         repetition_penalty=1.25,
         logit_bias={"7": -100, "0": 2.5},
         tools=[],
+        detokenize=True,
+        truncation_side="left",
         response_format={"type": "text"},
         best_of=1,
         priority=-7,
@@ -170,6 +172,22 @@ async def test_text_parts_of_a_message_become_lines(post, scripted, batches, tok
     assert "user\na\nb<|im_end|>" in text
 
 
+async def test_a_developer_speaks_as_the_system_and_in_place_of_the_templates_own(
+    post, scripted, batches, tokenizer
+):
+    spoken = {}
+    for role in ("developer", "system"):
+        source = scripted(*batches([500]))
+        messages = [{"role": role, "content": "Be brief."}, {"role": "user", "content": "hi"}]
+        await post(source, "/v1/chat/completions", {"messages": messages})
+        counted = (await post(scripted(), "/tokenize", {"messages": messages})).json()["tokens"]
+        spoken[role] = source.requests[0].prompt_token_ids
+        assert list(spoken[role]) == counted
+    assert spoken["developer"] == spoken["system"]
+    text = tokenizer.decode(spoken["developer"], include_special=True)
+    assert text.startswith("<|im_start|>system\nBe brief.<|im_end|>\n<|im_start|>user\nhi<|im_end|>")
+
+
 @pytest.mark.parametrize(("stop", "strings"), [("x", ("x",)), (["x", "y"], ("x", "y")), (None, ()), ([], ())])
 async def test_stop_is_a_string_or_a_list(post, scripted, batches, stop, strings):
     source = scripted(*batches([500]))
@@ -202,6 +220,15 @@ async def test_each_of_several_prompts_has_its_own_choice(post, scripted, batche
         answer = response.json()
         assert [choice["index"] for choice in answer["choices"]] == [0, 1, 2]
         assert answer["usage"]["completion_tokens"] == 6 and answer["usage"]["prompt_tokens"] == 3
+
+
+@pytest.mark.parametrize(("prompts", "n"), [(256, 1), (16, 16)])
+async def test_a_call_may_have_256_choices_of_all_its_prompts(post, scripted, batches, prompts, n):
+    source = scripted(*(batch._replace(choice=choice) for choice in range(n) for batch in batches([500])))
+    longest = {"x-request-id": "x" * 124}
+    response = await post(source, "/v1/completions", completion(prompt=["a"] * prompts, n=n), headers=longest)
+    assert [choice["index"] for choice in response.json()["choices"]] == list(range(256))
+    assert {request.id[:125] for request in source.requests} == {"x" * 124 + "-"}
 
 
 async def test_completion_logprobs_have_the_classic_shape(post, scripted, batches, tokenizer):

@@ -9,6 +9,7 @@ from service.errors import Exhausted, GuideFailed, InternalFault, Unavailable
 
 EVENT_S = 10.0
 PROMPT = "The capital of France is"
+HELLO = [{"role": "user", "content": "hi"}]
 
 
 def completion(**fields):
@@ -108,6 +109,17 @@ def chat(*contents, **fields):
         ({"truncate_prompt_tokens": -2}, "truncate_prompt_tokens"),
         ({"truncate_prompt_tokens": 512}, "truncate_prompt_tokens"),
         ({"truncate_prompt_tokens": "all"}, "truncate_prompt_tokens"),
+        ({"truncation_side": "right"}, "truncation_side"),
+        ({"return_tokens_as_token_ids": True}, "return_tokens_as_token_ids"),
+        ({"logprob_token_ids": [5]}, "logprob_token_ids"),
+        ({"detokenize": False}, "detokenize"),
+        ({"thinking_token_budget": 5}, "thinking_token_budget"),
+        ({"repetition_detection": {"max_pattern_size": 5}}, "repetition_detection"),
+        ({"vllm_xargs": {"x": 1}}, "vllm_xargs"),
+        ({"guided_regex": "a", "guided_whitespace_pattern": " "}, "guided_whitespace_pattern"),
+        ({"structural_tag": "{}"}, "structural_tag"),
+        ({"response_format": {"type": "json_object", "schema": {}}}, "response_format.schema"),
+        ({"web_search_options": {}}, "web_search_options"),
         ({"suffix": "x"}, "suffix"),
         ({"kv_transfer_params": {"remote_host": "x"}}, "kv_transfer_params"),
         ({"chat_template": "{{ x }}"}, "chat_template"),
@@ -131,9 +143,15 @@ def chat(*contents, **fields):
         ({"prompt": ["a", "a b " * 512]}, "prompt[1]"),
         ({"prompt": ["a", ""]}, "prompt[1]"),
         ({"prompt": [[5], [49152]]}, "prompt[1]"),
-        ({"prompt": ["a"] * 17}, "prompt"),
+        ({"prompt": ["a"] * 257}, "prompt"),
+        ({"prompt": ["a"] * 17, "n": 16}, "prompt"),
+        ({"prompt": [[5]] * 17, "best_of": 16}, "prompt"),
+        ({"prompt": ["a"] * 129, "use_beam_search": True, "n": 2}, "prompt"),
+        ({"prompt": ["a"] * 2, "n": 257}, "n"),
         ({"stream": "yes"}, "stream"),
-        ({"stream_options": {"include_usage": 1}}, "stream_options.include_usage"),
+        ({"stream": True, "stream_options": {"include_usage": 1}}, "stream_options.include_usage"),
+        ({"stream_options": {"include_usage": True}}, "stream_options"),
+        ({"stream": False, "stream_options": {"include_usage": False}}, "stream_options"),
         ({"ignore_eos": 0}, "ignore_eos"),
     ],
 )
@@ -175,6 +193,17 @@ async def test_a_bad_field_is_a_400_that_names_it(post, scripted, fields, param)
             {"messages": [{"role": "user", "content": "x"}], "chat_template_kwargs": {"a": 1}},
             "chat_template_kwargs",
         ),
+        ({"messages": [{"role": "user", "content": "x"}], "stream_options": {"x": 1}}, "stream_options"),
+        (
+            {"messages": [{"role": "user", "content": "x"}], "thinking_token_budget": 1},
+            "thinking_token_budget",
+        ),
+        (
+            {"messages": [{"role": "assistant", "function_call": {"name": "f", "arguments": ""}}]},
+            "messages[0].function_call",
+        ),
+        ({"messages": [{"role": "assistant", "tool_calls": [{"id": "f"}]}]}, "messages[0].tool_calls"),
+        ({"messages": [{"role": "assistant", "audio": {"id": "a"}}]}, "messages[0].audio"),
     ],
 )
 async def test_a_bad_chat_is_a_400_that_names_its_place(post, scripted, body, param):
@@ -308,6 +337,13 @@ async def test_one_failing_prompt_ends_the_others(post, frontend_over, scripted,
         ("/tokenize", {}, "prompt"),
         ("/tokenize", {"prompt": 5}, "prompt"),
         ("/tokenize", {"prompt": "a" * 9000}, "prompt"),
+        ("/tokenize", {"prompt": "a", "return_token_strs": True}, "return_token_strs"),
+        ("/tokenize", {"messages": HELLO, "tools": [{"type": "function"}]}, "tools"),
+        ("/tokenize", {"messages": HELLO, "chat_template": "x"}, "chat_template"),
+        ("/tokenize", {"messages": HELLO, "chat_template_kwargs": {"x": 1}}, "chat_template_kwargs"),
+        ("/tokenize", {"messages": HELLO, "documents": [{"text": "x"}]}, "documents"),
+        ("/tokenize", {"messages": HELLO, "continue_final_message": True}, "continue_final_message"),
+        ("/tokenize", {"messages": HELLO, "add_special_tokens": True}, "add_special_tokens"),
         ("/detokenize", {}, "tokens"),
         ("/detokenize", {"tokens": [49152]}, "tokens"),
         ("/detokenize", {"tokens": "x"}, "tokens"),
