@@ -5,7 +5,7 @@ the stream ends. However it ends, the answer's generator is closed.
 """
 
 import asyncio
-from collections.abc import AsyncGenerator, Mapping
+from collections.abc import AsyncGenerator
 from contextlib import aclosing
 
 import orjson
@@ -34,9 +34,8 @@ class EventStream(Response):
         answer: Answer,
         first: tuple[int, Delta],
         rest: AsyncGenerator[tuple[int, Delta], None],
-        headers: Mapping[str, str],
     ) -> None:
-        super().__init__(headers={"cache-control": "no-cache", "x-accel-buffering": "no", **headers})
+        super().__init__(headers={"cache-control": "no-cache", "x-accel-buffering": "no"})
         del self.headers["content-length"]
         self._answer = answer
         self._first = first

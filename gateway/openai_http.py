@@ -24,6 +24,7 @@ from gateway.disconnect import CancelOnDisconnect
 from gateway.event_stream import EventStream
 from gateway.frontend import Frontend
 from gateway.http_access import TENANT, HttpAccess
+from gateway.http_request_id import REQUEST_ID, REQUEST_ID_KEY, HttpRequestId
 from gateway.json_fields import JsonObject
 from gateway.merge import merge
 from gateway.openai_answers import Answer
@@ -50,8 +51,6 @@ from service.errors import (
 )
 from service.metrics import CONTENT_TYPE
 
-REQUEST_ID_KEY = "x-request-id"
-
 # Room for the number of the prompt that each request of a call has behind its id.
 _GIVEN_ID_CHARACTERS_MAX = REQUEST_ID_CHARACTERS_MAX - len(f"-{CHOICES_OF_A_CALL_MAX}")
 _INLINE_BYTES_MAX = 65_536
@@ -76,7 +75,11 @@ def openai_app(frontend: Frontend, access: Access, *, body_bytes_max: int) -> St
             Route("/metrics", face.metrics),
             Route("/version", face.version),
         ],
-        middleware=[Middleware(HttpAccess, access=access), Middleware(CancelOnDisconnect)],
+        middleware=[
+            Middleware(HttpRequestId, new_id=face.new_id, characters_max=_GIVEN_ID_CHARACTERS_MAX),
+            Middleware(HttpAccess, access=access),
+            Middleware(CancelOnDisconnect),
+        ],
         exception_handlers={
             ServiceError: _on_refusal,
             HTTPException: _on_http_error,
@@ -91,6 +94,9 @@ class _Face:
     def __init__(self, frontend: Frontend, body_bytes_max: int) -> None:
         self._frontend = frontend
         self._body_bytes_max = body_bytes_max
+
+    def new_id(self) -> str:
+        return self._frontend.new_id()
 
     async def completions(self, request: Request) -> Response:
         return await self._answer(request, completion_call, CompletionDialect())
@@ -142,7 +148,7 @@ class _Face:
     async def _answer(
         self, request: Request, read: Callable[[JsonObject, str], Call], dialect: Dialect
     ) -> Response:
-        request_id = self._request_id(request)
+        request_id = getattr(request.state, REQUEST_ID)
         call = await self._read(request, lambda body: read(body, request_id))
         tenant = getattr(request.state, TENANT)
         accepted = []
@@ -151,14 +157,13 @@ class _Face:
             accepted.append(await self._frontend.accept(spec, None, tenant=tenant, streamed=call.stream))
         created = int(self._frontend.wall().timestamp())
         answer = Answer(call, accepted, self._frontend.tokenizer, dialect, id=request_id, created=created)
-        headers = {REQUEST_ID_KEY: request_id}
         deltas = merge([self._frontend.generate(each) for each in accepted])
         if call.stream:
-            return EventStream(answer, await anext(deltas), deltas, headers)
+            return EventStream(answer, await anext(deltas), deltas)
         async with aclosing(deltas):
             async for index, delta in deltas:
                 answer.keep(index, delta)
-        return await asyncio.to_thread(lambda: _json(answer.whole(), headers))
+        return await asyncio.to_thread(lambda: _json(answer.whole()))
 
     def _about(self, card: ModelCard) -> JsonObject:
         return {
@@ -169,13 +174,6 @@ class _Face:
             "root": card.name,
             "max_model_len": card.tokens_max(),
         }
-
-    def _request_id(self, request: Request) -> str:
-        """The client's own, where it can be one."""
-        given = request.headers.get(REQUEST_ID_KEY, "")
-        if 1 <= len(given) <= _GIVEN_ID_CHARACTERS_MAX and given.isascii() and given.isprintable():
-            return given
-        return self._frontend.new_id()
 
     async def _read(self, request: Request, translate: Callable[[JsonObject], T]) -> T:
         """The translated body. A large one is read on another thread.
@@ -206,8 +204,8 @@ def _object(body: bytearray) -> JsonObject:
     return content
 
 
-def _json(content: JsonObject, headers: dict[str, str] | None = None) -> Response:
-    return Response(orjson.dumps(content), headers=headers, media_type=JSON_TYPE)
+def _json(content: JsonObject) -> Response:
+    return Response(orjson.dumps(content), media_type=JSON_TYPE)
 
 
 def _wrong_body(rule: str) -> InvalidRequest:
@@ -221,11 +219,12 @@ async def _on_refusal(request: Request, error: Exception) -> Response:
 
 async def _on_http_error(request: Request, error: Exception) -> Response:
     assert isinstance(error, HTTPException)
-    return plain_error(
-        error.status_code, error.detail, error.detail.partition(":")[0].lower().replace(" ", "_")
-    )
+    code = error.detail.partition(":")[0].lower().replace(" ", "_")
+    return plain_error(error.status_code, error.detail, code, error.headers)
 
 
 async def _on_fault(request: Request, error: Exception) -> Response:
-    """The server logs it."""
-    return error_response(InternalFault("internal error"))
+    """The server logs it, and answers outside all middleware."""
+    response = error_response(InternalFault("internal error"))
+    response.headers[REQUEST_ID_KEY] = getattr(request.state, REQUEST_ID)
+    return response

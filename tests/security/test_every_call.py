@@ -130,6 +130,7 @@ def test_every_path_without_a_key_is_an_error_object(stack):
         for key in KEYS:
             status, headers, body = stack.http(path, {}, key)
             assert (status, headers["www-authenticate"]) == (401, "Bearer"), path
+            assert headers["x-request-id"]
             error = json.loads(body)["error"]
             assert (error["type"], error["code"]) == ("authentication_error", "unauthorised")
     for path in open_paths:

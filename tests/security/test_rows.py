@@ -71,7 +71,7 @@ ROWS = {
     ],
     "SEC-16": [
         "gateway/test_chat.py::test_a_hostile_or_broken_template_is_refused_and_reaches_nothing",
-        "gateway/test_openai_refusals.py::test_a_bad_field_is_a_400_that_names_it",
+        "gateway/test_openai_fields.py::test_a_bad_field_is_a_400_that_names_it",
     ],
     "SEC-17": [
         "e2e/test_bad_input.py::test_every_invalid_field_is_named_with_its_limit_and_reaches_no_worker",
