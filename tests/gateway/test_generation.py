@@ -100,6 +100,17 @@ async def test_held_back_text_is_shown_at_the_end(ask, batches, scripted, tokeni
     assert [delta.text for delta in deltas] == [" ", "one"]
 
 
+async def test_tokens_are_told_as_they_come_also_those_whose_text_is_held_back(
+    ask, batches, scripted, tokenizer
+):
+    """Those of the stop string too: a client counts and compares tokens, and shows the text."""
+    ids = tokenizer.encode(" one two three four")
+    request = await ask(stop=stopping(" two three"))
+    deltas = await collect(request, scripted(*batches(ids)), tokenizer)
+    assert [delta.text for delta in deltas] == [" one", "", ""]
+    assert [[token.token_id for token in delta.tokens] for delta in deltas] == [[each] for each in ids[:3]]
+
+
 async def test_the_first_tokens_are_safe_from_stop_strings(ask, batches, scripted, tokenizer):
     source = scripted(*batches(tokenizer.encode(" one two two")))
     request = await ask(stop=stopping("two"), sampling=inference_pb2.SamplingParams(min_tokens=2))

@@ -177,6 +177,14 @@ async def test_an_answer_that_completes_the_prompts_last_character_begins_with_i
     assert text == "\U0001f98aab" and logprobs["text_offset"][:2] == [0, 1]
 
 
+async def test_tokens_of_a_stop_string_are_told_where_its_text_would_stand(ask, tokenizer):
+    ids = tokenizer.encode(" one two three")
+    for fields in ({}, {"stream": True}):
+        text, logprobs = await ask("byte level", ids, stop=[" two three"], **fields)
+        assert text == " one"
+        assert logprobs["tokens"] == [" one", " two", " three"] and logprobs["text_offset"] == [0, 4, 8]
+
+
 @pytest.mark.parametrize(("shown", "offsets"), [(False, [0, 0, 5]), (True, [0, 10, 15])])
 async def test_special_tokens_count_where_they_are_shown(ask, tokenizer, shown, offsets):
     ids = [*tokenizer.encode("<|im_end|>"), *tokenizer.encode("Hello"), *tokenizer.encode(" there")]

@@ -107,6 +107,15 @@ def test_a_stop_string_over_token_boundaries_never_leaks_a_part(tokenizer):
     assert fold.finish() == ""
 
 
+@pytest.mark.parametrize("stop", ["END", "ND", " END"])
+def test_what_the_prompt_ends_with_is_no_part_of_a_stop_string(tokenizer, stop):
+    """Case 75: at the end of the prompt. A stop string is looked for in the answer alone."""
+    fold = make_fold(tokenizer, byte_ids(tokenizer, b"the EN"), stops=[stop])
+    delta = fold.push(byte_ids(tokenizer, b"D"))
+    assert (delta.text, delta.stop_string) == ("D", None)
+    assert tell(fold, [byte_ids(tokenizer, b" is an END")])[1] == stop
+
+
 def test_a_beginning_that_did_not_become_the_stop_string_is_shown(tokenizer):
     fold = make_fold(tokenizer, stops=["END"])
     assert fold.push(byte_ids(tokenizer, b"EN")).text == ""
