@@ -57,6 +57,53 @@ def choices(client, prompt):
     }
 
 
+def streamed(client, prompt):
+    """Two choices of a completion, whole and as they come, with what has been used so far in every chunk."""
+    given = {"prompt": prompt, "max_tokens": 8, "n": 2, "seed": 5, "temperature": 0.9, "model": ""}
+    whole = client.completions.create(**given)
+    options = {"include_usage": True, "continuous_usage_stats": True}
+    *chunks, last = client.completions.create(stream=True, stream_options=options, **given)
+    said = [choice for chunk in chunks for choice in chunk.choices]
+    return {
+        "whole": [choice.text for choice in whole.choices],
+        "streamed": ["".join(each.text for each in said if each.index == index) for index in (0, 1)],
+        "finish_reasons": sorted(each.index for each in said if each.finish_reason),
+        "used": [chunk.usage.completion_tokens for chunk in (*chunks, last)],
+        "usage_of_whole": whole.usage.completion_tokens,
+        "choices_of_last": len(last.choices),
+    }
+
+
+def echoed(client, prompt):
+    """The prompt as a text and as token ids, with what the model makes of it."""
+    given = {"max_tokens": 4, "echo": True, "logprobs": 1, "extra_body": {"return_token_ids": True}, **GREEDY}
+    (as_text,) = client.completions.create(prompt=prompt, **given).choices
+    (as_ids,) = client.completions.create(prompt=as_text.prompt_token_ids, **given).choices
+    return [[each.text, each.token_ids, each.logprobs.to_dict()] for each in (as_text, as_ids)]
+
+
+def chat_logprobs(client):
+    answer = client.chat.completions.create(
+        messages=MESSAGES, max_completion_tokens=6, logprobs=True, top_logprobs=2, **GREEDY
+    )
+    (choice,) = answer.choices
+    return {"text": choice.message.content, "content": choice.logprobs.to_dict()["content"]}
+
+
+def broken_off(client):
+    """A stream whose answer turns out to be too much work, which is said in a frame of its own."""
+    guide = {"structured_outputs": {"regex": "[a-z ]{300}(a{1000}){1000}"}}
+    seen = 0
+    try:
+        for chunk in client.completions.create(
+            prompt="x", max_tokens=200, stream=True, extra_body=guide, **GREEDY
+        ):
+            seen += len(chunk.choices)
+    except openai.APIError as error:
+        return [type(error).__name__, error.code, error.param, seen > 0]
+    return None
+
+
 class Reply(pydantic.BaseModel):
     colour: Literal["red", "green", "blue"]
     certain: bool
@@ -131,6 +178,10 @@ def main(base_url, prompt):
         "completion": completion(client, prompt),
         "chat": chat(client),
         "choices": choices(client, prompt),
+        "streamed": streamed(client, prompt),
+        "echoed": echoed(client, prompt),
+        "chat_logprobs": chat_logprobs(client),
+        "broken_off": broken_off(client),
         "parsed": parsed(client),
         "steered": steered(client, prompt),
         "left_early": left_early(client),

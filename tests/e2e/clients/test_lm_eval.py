@@ -43,9 +43,13 @@ metric_list: [{metric: exact_match}]
 
 
 @pytest.fixture(scope="module")
-def samples(environment, exact_stack, tmp_path_factory):
-    """By task: what the harness noted of each question."""
-    lm_eval = environment("lm-eval", "lm-eval[api]==0.4.13")
+def lm_eval(environment):
+    return environment("lm-eval", "lm-eval[api]==0.4.13")
+
+
+@pytest.fixture(scope="module", params=[1, 4])
+def samples(request, lm_eval, exact_stack, tmp_path_factory):
+    """By task: what the harness noted of each question, with so many of them in a call."""
     folder = tmp_path_factory.mktemp("tasks")
     questions = folder / "questions.jsonl"
     questions.write_text("".join(json.dumps(each) + "\n" for each in QUESTIONS))
@@ -54,6 +58,7 @@ def samples(environment, exact_stack, tmp_path_factory):
     model = f"model={DEFAULT_MODEL},base_url={exact_stack.http}/v1/completions,tokenizer_backend=remote"
     argv = ["lm_eval", "run", "--model", "local-completions", "--model_args", f"{model},num_concurrent=4"]
     argv += ["--tasks", "ours_likelihoods,ours_answers", "--include_path", str(folder)]
+    argv += ["--batch_size", str(request.param)]
     lm_eval.run(*argv, "--output_path", str(folder / "out"), "--log_samples", timeout=600, HF_HUB_OFFLINE="1")
     found = {}
     for path in (folder / "out").rglob("samples_*.jsonl"):

@@ -3,7 +3,9 @@
 import pytest
 
 from crossdock.client import Client, Generation
+from gateway import api_keys
 from service.config import DEFAULT_MODEL
+from tests.e2e.conftest import running_stack
 
 pytestmark = pytest.mark.timeout(900)
 
@@ -11,9 +13,22 @@ PROMPT = "The capital of France is"
 
 
 @pytest.fixture(scope="module")
-def said(environment, exact_stack):
-    openai = environment("openai", "openai==3.57.0")
+def openai(environment):
+    return environment("openai", "openai==3.57.0")
+
+
+@pytest.fixture(scope="module")
+def said(openai, exact_stack):
     return openai.ask("openai_session.py", f"{exact_stack.http}/v1", PROMPT)
+
+
+@pytest.fixture(scope="module")
+def refused(openai, tmp_path_factory):
+    """By a stack that asks for keys and takes one request at a time."""
+    keys = tmp_path_factory.mktemp("keys") / "api-keys"
+    key = api_keys.make(keys, "acme")
+    with running_stack("--api-keys", str(keys), "--queue-requests-max", "1") as stack:
+        return openai.ask("openai_guarded.py", f"{stack.http}/v1", key)
 
 
 @pytest.fixture(scope="module")
@@ -42,6 +57,50 @@ def test_a_streamed_chat_is_the_whole_one(said):
     )
 
 
+def test_choices_of_a_streamed_completion_are_the_whole_ones_and_every_chunk_says_what_was_used(said):
+    streamed = said["streamed"]
+    assert streamed["streamed"] == streamed["whole"] and all(streamed["whole"])
+    assert streamed["finish_reasons"] == [0, 1] and streamed["choices_of_last"] == 0
+    used = streamed["used"]
+    assert used == sorted(used) and used[0] >= 1 and used[-2:] == [streamed["usage_of_whole"]] * 2
+
+
+def test_an_echo_is_the_same_of_a_text_and_of_its_token_ids_and_every_token_has_its_place(said, ours):
+    as_text, as_ids = said["echoed"]
+    assert as_text == as_ids
+    text, token_ids, logprobs = as_text
+    assert text.startswith(PROMPT) and token_ids == list(ours.choices[0].token_ids[:4])
+    assert logprobs["token_logprobs"][0] is None
+    assert all(logprob < 0 for logprob in logprobs["token_logprobs"][1:])
+    assert all(map(text.startswith, logprobs["tokens"], logprobs["text_offset"]))
+
+
+def test_logprobs_of_a_chat_are_of_the_tokens_of_its_text(said):
+    told = said["chat_logprobs"]
+    assert "".join(each["token"] for each in told["content"]) == told["text"]
+    for each in told["content"]:
+        assert bytes(each["bytes"]).decode() == each["token"]
+        assert len(each["top_logprobs"]) == 2
+        assert each["logprob"] == each["top_logprobs"][0]["logprob"], "greedy takes the likeliest"
+
+
+def test_a_stream_that_cannot_go_on_is_an_error_of_the_library(said):
+    kind, code, param, seen = said["broken_off"]
+    assert (kind, code, param) == ("APIError", "guide_failed", "structured_outputs.regex") and seen
+
+
+def test_a_key_that_nobody_has_is_an_authentication_error_with_the_name_of_the_request(refused):
+    stranger = refused["stranger"]
+    assert (stranger["kind"], stranger["status"]) == ("AuthenticationError", 401) and stranger["request_id"]
+
+
+def test_whoever_comes_when_all_is_full_hears_when_to_come_again(refused):
+    second = refused["second"]
+    assert (second["kind"], second["status"], second["code"]) == ("RateLimitError", 429, "queue_full")
+    assert int(second["retry_after"]) >= 1 and second["request_id"] == "second"
+    assert refused["later"] == 1
+
+
 def test_seeded_choices_come_again(said):
     choices = said["choices"]
     assert choices["indices"] == [0, 1, 2] and choices["texts"] == choices["again"]
@@ -68,7 +127,7 @@ def test_refusals_are_the_exceptions_that_callers_catch(said):
     found = said["refusals"]
     assert found["range"][:3] == ["BadRequestError", 400, "temperature"]
     assert found["type"][:3] == ["BadRequestError", 400, "max_tokens"]
-    assert found["model"][:2] == ["NotFoundError", 404]
+    assert found["model"][:3] == ["NotFoundError", 404, "model"]
     assert found["length"][:3] == ["BadRequestError", 400, "max_tokens"]
 
 
