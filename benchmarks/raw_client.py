@@ -28,10 +28,12 @@ def _header(name: str, value: str) -> bytes:
 
 
 class RawClient(asyncio.Protocol):
-    """One connection. on_message: gets each message of each stream as it is on the wire."""
+    """One connection. on_message: gets each message of each stream as it is on the wire. window_bytes: that it takes
+    of each stream, all in all."""
 
-    def __init__(self, on_message: Callable[[bytes], None]) -> None:
+    def __init__(self, on_message: Callable[[bytes], None], window_bytes: int = _WINDOW) -> None:
         self._on_message = on_message
+        self._window_bytes = window_bytes
         self._unread = b""
         self._parts: dict[int, bytes] = {}
         self._streams = iter(range(1, 2**31, 2))
@@ -40,12 +42,17 @@ class RawClient(asyncio.Protocol):
 
     def connection_made(self, transport: Any) -> None:
         self._transport = transport
-        settings = _SETTING.pack(1, 0) + _SETTING.pack(4, _WINDOW)
+        settings = _SETTING.pack(1, 0) + _SETTING.pack(4, self._window_bytes)
         window = _frame(_WINDOW_UPDATE, 0, 0, _NUMBER.pack(_WINDOW - 65_535))
         transport.write(b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + _frame(_SETTINGS, 0, 0, settings) + window)
 
     def open(self, path: str, message: bytes) -> None:
         """Begin a call with one message."""
+        stream = self.begin(path)
+        self.send(stream, _MESSAGE.pack(0, len(message)) + message, last=True)
+
+    def begin(self, path: str, **more: str) -> int:
+        """A call of which nothing but its head is sent; its stream. more: metadata."""
         stream = next(self._streams)
         fields = {
             ":method": "POST",
@@ -54,12 +61,15 @@ class RawClient(asyncio.Protocol):
             ":authority": "gateway",
             "content-type": "application/grpc",
             "te": "trailers",
+            **more,
         }
         headers = b"".join(_header(name, value) for name, value in fields.items())
-        body = _MESSAGE.pack(0, len(message)) + message
-        self._transport.write(
-            _frame(_HEADERS, _END_HEADERS, stream, headers) + _frame(_DATA, _END_STREAM, stream, body)
-        )
+        self._transport.write(_frame(_HEADERS, _END_HEADERS, stream, headers))
+        return stream
+
+    def send(self, stream: int, data: bytes, *, last: bool = False) -> None:
+        """One frame."""
+        self._transport.write(_frame(_DATA, _END_STREAM if last else 0, stream, data))
 
     def close(self) -> None:
         self._transport.close()

@@ -1,7 +1,8 @@
 """Which credential each call needs, over gRPC and HTTP alike. Knows no wire: both faces ask it.
 
 Health is for everybody. Answers are for tenants, by API key. The control service and the metrics are for operators, by
-a token or a certificate of their own: no tenant's key opens them. Whatever is not named here is as for tenants.
+a token or a certificate of their own: no tenant's key opens them. Contracts and load reports are for both. Whatever is
+not named here is as for tenants.
 """
 
 import hmac
@@ -9,6 +10,7 @@ from collections.abc import Callable, Collection
 from hashlib import sha256
 
 from gateway.api_keys import ApiKeys
+from service import orca
 from service.errors import Unauthorised
 from service.guard import OPEN_METHODS, Call, bearer
 
@@ -16,7 +18,8 @@ NO_TENANT = ""
 """Everybody, where there are no keys."""
 
 OPERATOR_METHODS = ("/crossdock.v1.ControlService/",)
-REFLECTION_METHODS = ("/grpc.reflection.",)
+EITHER_METHODS = ("/grpc.reflection.", f"/{orca.SERVICE}/")
+"""For tenants and operators alike."""
 OPEN_PATHS = ("/health", "/ping", "/version")
 OPERATOR_PATHS = ("/metrics",)
 
@@ -45,7 +48,7 @@ class Access:
             return
         if call.method.startswith(OPERATOR_METHODS):
             self._require_operator(call)
-        elif not (call.method.startswith(REFLECTION_METHODS) and self._is_operator(call)):
+        elif not (call.method.startswith(EITHER_METHODS) and self._is_operator(call)):
             self.tenant(call.authorization)
 
     def check_path(self, path: str, call: Call) -> str:

@@ -136,7 +136,7 @@ class _Gateway:
             message_bytes_max=max(request_bytes_max, server.MESSAGE_BYTES_MAX),
             share_port=options.share_grpc_port,
         )
-        await self._health.register(grpc_server)
+        self._health.register(grpc_server)
         inference = InferenceServicer(self._frontend, self._access, self._utilization.trailer)
         add_InferenceServiceServicer_to_server(inference, grpc_server)
         control = ControlServicer(
@@ -240,7 +240,7 @@ class _Gateway:
         while True:
             changed, ready = self._orchestrator.next_change(), self._ready.is_set()
             if ready != shown:
-                await self._health.set_ready(ready)
+                self._health.set_ready(ready)
                 shown = ready
             await changed.wait()
 

@@ -1,9 +1,10 @@
 """Asks about every call before it is served: one interceptor for all methods of a server, whatever they are.
 
-What a call must bring is the caller's to say. A message is not even parsed before the answer; no method can be
-forgotten, since none is named here.
+What a call must bring is the caller's to say. A message is not even read before the answer; no method can be forgotten,
+since none is named here but those that are open to everybody, and these get little: small messages, at once.
 """
 
+import asyncio
 import inspect
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
@@ -12,24 +13,22 @@ from typing import Any, TypeAlias, cast
 import grpc
 
 from service import status
-from service.errors import Unauthorised
+from service.errors import DeadlineExpired, FieldViolation, InvalidRequest, ServiceError, TooLarge
 
 Handler: TypeAlias = "grpc.RpcMethodHandler[Any, Any] | None"
 Continuation = Callable[[grpc.HandlerCallDetails], Awaitable[Handler]]
 Context = grpc.aio.ServicerContext[Any, Any]
 
 AUTHORIZATION = "authorization"
-OPEN_METHODS = ("/grpc.health.v1.Health/", "/xds.service.orca.v3.OpenRcaService/")
+OPEN_METHODS = ("/grpc.health.v1.Health/",)
 """Of every server of ours, for everybody: what balancers ask."""
+OPEN_MESSAGE_BYTES_MAX = 1024
+OPEN_MESSAGE_S = 2.0
+MESSAGE_S = 30.0
+"""From a call's head to the end of its message: gRPC takes in all of it, however long, before anybody sees its size."""
 
 _LOCAL_PEERS = ("ipv4:127.", "ipv6:[::1]", "ipv6:%5B::1%5D", "unix:")
 _NAMES = ("x509_subject_alternative_name", "x509_common_name")
-_MAKERS: dict[tuple[bool, bool], Any] = {
-    (False, False): grpc.unary_unary_rpc_method_handler,
-    (False, True): grpc.unary_stream_rpc_method_handler,
-    (True, False): grpc.stream_unary_rpc_method_handler,
-    (True, True): grpc.stream_stream_rpc_method_handler,
-}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -48,7 +47,7 @@ Check = Callable[[Call], None]
 
 
 class Guard(grpc.aio.ServerInterceptor):
-    """The outermost interceptor of a server."""
+    """The outermost interceptor of a server. A ServiceError that leaves a call is how the call ends."""
 
     def __init__(self, check: Check) -> None:
         self._check = check
@@ -56,49 +55,73 @@ class Guard(grpc.aio.ServerInterceptor):
     async def intercept_service(
         self, continuation: Continuation, handler_call_details: grpc.HandlerCallDetails
     ) -> Handler:
+        """To gRPC every method takes a stream of messages: the one of any other it would read before it asks us."""
         handler = await continuation(handler_call_details)
         if handler is None:
             return None
-        kind = (handler.request_streaming, handler.response_streaming)
-        behaviour = next(
-            each
-            for each in (
-                handler.unary_unary,
-                handler.unary_stream,
-                handler.stream_unary,
-                handler.stream_stream,
-            )
-            if each is not None
+        make: Any = (
+            grpc.stream_stream_rpc_method_handler
+            if handler.response_streaming
+            else grpc.stream_unary_rpc_method_handler
         )
-        read = (lambda message: message) if kind[0] else handler.request_deserializer or bytes
         return cast(
             Handler,
-            _MAKERS[kind](
-                self._guarded(handler_call_details.method, behaviour, read),
-                request_deserializer=handler.request_deserializer if kind[0] else None,
+            make(
+                self._guarded(handler_call_details.method, handler),
+                request_deserializer=handler.request_deserializer if handler.request_streaming else None,
                 response_serializer=handler.response_serializer,
             ),
         )
 
-    def _guarded(self, method: str, behaviour: Any, read: Callable[[Any], Any]) -> Callable[..., Any]:
-        """read: what makes a message of the bytes; a stream of messages is read by gRPC, one by one, later."""
+    def _guarded(self, method: str, handler: "grpc.RpcMethodHandler[Any, Any]") -> Callable[..., Any]:
+        is_open = method.startswith(OPEN_METHODS)
+        behaviour = _behaviour(handler)
 
-        async def ask(context: Context) -> None:
+        async def enter(messages: Any, context: Context) -> Any:
+            """What the behaviour gets, once it is known that it may."""
+            self._check(call_of(method, context))
+            if handler.request_streaming:
+                return messages
+            message = await _message(context, OPEN_MESSAGE_S if is_open else MESSAGE_S)
+            if is_open and len(message) > OPEN_MESSAGE_BYTES_MAX:
+                raise TooLarge(_violation(f"at most {OPEN_MESSAGE_BYTES_MAX} bytes"))
+            return (handler.request_deserializer or bytes)(message)
+
+        async def generate(messages: Any, context: Context) -> Any:
             try:
-                self._check(call_of(method, context))
-            except Unauthorised as error:
+                async for response in behaviour(await enter(messages, context), context):
+                    yield response
+            except ServiceError as error:
                 await status.abort(context, error)
 
-        async def generate(request: Any, context: Context) -> Any:
-            await ask(context)
-            async for response in behaviour(read(request), context):
-                yield response
-
-        async def answer(request: Any, context: Context) -> Any:
-            await ask(context)
-            return await behaviour(read(request), context)
+        async def answer(messages: Any, context: Context) -> Any:
+            try:
+                return await behaviour(await enter(messages, context), context)
+            except ServiceError as error:
+                await status.abort(context, error)
 
         return generate if inspect.isasyncgenfunction(behaviour) else answer
+
+
+def _behaviour(handler: "grpc.RpcMethodHandler[Any, Any]") -> Any:
+    kinds = (handler.unary_unary, handler.unary_stream, handler.stream_unary, handler.stream_stream)
+    return next(each for each in kinds if each is not None)
+
+
+async def _message(context: Context, seconds: float) -> bytes:
+    """The one message of a call. Raises ServiceError when it does not come."""
+    try:
+        async with asyncio.timeout(seconds):
+            message = await context.read()
+    except TimeoutError:
+        raise DeadlineExpired(f"the request did not arrive whole within {seconds:g} seconds") from None
+    if message is grpc.aio.EOF:
+        raise InvalidRequest(_violation("is missing"))
+    return cast(bytes, message)
+
+
+def _violation(rule: str) -> FieldViolation:
+    return FieldViolation(field="request", description=rule)
 
 
 def call_of(method: str, context: Context) -> Call:

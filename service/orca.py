@@ -1,23 +1,27 @@
 """How busy this process is, for gRPC clients and meshes that balance by it (ORCA, gRFC A51 and A58).
 
 A report goes into the trailer of a call, and to whoever keeps a stream for it, which is what clients of long answers
-need. The process says what its load is; here is only how it is told. Keeps no numbers but the rate of calls.
+need. The process says what its load is; here is only how it is told, and that no number of streams makes it cost more
+than a report a second. Keeps no numbers but the rate of calls.
 """
 
 import asyncio
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from math import exp
 from typing import Any
 
 import grpc
 
 from crossdock.mesh.v1 import load_report_pb2 as pb
+from service.bounded_calls import BoundedCalls
 from service.load import WorkerLoad
+from service.patience import tell
 
 SERVICE = "xds.service.orca.v3.OpenRcaService"
 TRAILER_KEY = "endpoint-load-metrics-bin"
-INTERVAL_S = 1.0
-INTERVAL_MIN_S = 0.1
+INTERVAL_MIN_S = 1.0
+STREAMS_MAX = 256
 RATE_WINDOW_S = 10.0
 
 
@@ -65,19 +69,23 @@ class Rate:
 
 
 class OpenRca(grpc.GenericRpcHandler):
-    """The service of out-of-band reports. report: makes the one of now."""
+    """The service of out-of-band reports. report: makes the one of now. interval_min_s: between two of them, whatever
+    is asked for; it is also what who asks for none gets."""
 
-    def __init__(self, report: Callable[[], pb.OrcaLoadReport]) -> None:
+    def __init__(
+        self, report: Callable[[], pb.OrcaLoadReport], interval_min_s: float = INTERVAL_MIN_S
+    ) -> None:
         self._report = report
+        self._interval_min_s = interval_min_s
+        self._streams = BoundedCalls(STREAMS_MAX)
+        self._tick, self._latest = -1, b""
         self._ended = asyncio.Event()
 
     def service(self, call: grpc.HandlerCallDetails) -> "grpc.RpcMethodHandler[Any, Any] | None":
         if call.method != f"/{SERVICE}/StreamCoreMetrics":
             return None
         return grpc.unary_stream_rpc_method_handler(
-            self._stream,
-            request_deserializer=pb.OrcaLoadReportRequest.FromString,
-            response_serializer=pb.OrcaLoadReport.SerializeToString,
+            self._stream, request_deserializer=pb.OrcaLoadReportRequest.FromString
         )
 
     def end(self) -> None:
@@ -87,12 +95,18 @@ class OpenRca(grpc.GenericRpcHandler):
     async def _stream(
         self, request: pb.OrcaLoadReportRequest, context: grpc.aio.ServicerContext[Any, Any]
     ) -> None:
-        asked_s = request.report_interval.ToMilliseconds() / 1000
-        interval_s = max(INTERVAL_MIN_S, asked_s) if request.HasField("report_interval") else INTERVAL_S
-        ended = asyncio.ensure_future(self._ended.wait())
-        try:
-            while not ended.done():
-                await context.write(self._report())
-                await asyncio.wait({ended}, timeout=interval_s)
-        finally:
-            ended.cancel()
+        interval_s = max(self._interval_min_s, request.report_interval.ToMilliseconds() / 1000)
+        await context.send_initial_metadata(())
+        async with self._streams.room(context.peer()):
+            while not self._ended.is_set():
+                await tell(context, self._report_of_now())
+                with suppress(TimeoutError):
+                    async with asyncio.timeout(interval_s):
+                        await self._ended.wait()
+
+    def _report_of_now(self) -> bytes:
+        """The same for all streams until the next tick."""
+        tick = int(asyncio.get_running_loop().time() / self._interval_min_s)
+        if tick != self._tick:
+            self._tick, self._latest = tick, self._report().SerializeToString()
+        return self._latest

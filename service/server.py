@@ -107,10 +107,11 @@ async def run_until_signal(
     clock = asyncio.get_running_loop().time
     with _signals() as (first, second):
         await _first_of(first, ended)
-        await health.shut_down()
+        health.shut_down()
         deadline = clock() + grace_s
         if before_stop is not None:
             await _until(before_stop(), second, grace_s)
+        health.release()
         left = max(0.0, deadline - clock())
         await _until(server.stop(left), second, left + _CLEANUP_S)
         await server.stop(None)

@@ -63,14 +63,14 @@ async def serve_worker(options: WorkerOptions, service: WorkerService) -> None:
     server = create_server([guard], keepalive_ms=KEEPALIVE_MS, ping_timeout_ms=KEEPALIVE_MS)
     tls = server_tls(options.ssl_certfile, options.ssl_keyfile, options.ssl_ca_certs)
     health = Health([service.name])
-    await health.register(server)
+    health.register(server)
     service.rim.counts = service.counts
     service.register(server)
     open_rca = OpenRca(lambda: worker_report(service.rim.load, options.max_num_seqs))
     server.add_generic_rpc_handlers((open_rca,))
     port = bind(server, options.listen, _bind_rules(options), tls)
     await server.start()
-    await health.set_ready(True)
+    health.set_ready(True)
     background = [
         asyncio.create_task(service.rim.report_load()),
         asyncio.create_task(watch_pulse(service.pulse, service.rim, health)),
@@ -110,7 +110,7 @@ async def watch_pulse(pulse: Pulse, rim: WorkerRim, health: Health) -> None:
         if frozen != rim.frozen:
             rim.frozen = frozen
             structlog.get_logger().warning("the engine stands still" if frozen else "the engine moves again")
-            await health.set_ready(not frozen)
+            health.set_ready(not frozen)
 
 
 def crash(error: BaseException | None) -> NoReturn:

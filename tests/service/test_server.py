@@ -47,10 +47,10 @@ class Running:
     async def __aenter__(self) -> "Running":
         server = create_server()
         server.add_generic_rpc_handlers((self.slow,))
-        await self.health.register(server)
+        self.health.register(server)
         port = bind(server, "127.0.0.1:0")
         await server.start()
-        await self.health.set_ready(True)
+        self.health.set_ready(True)
         self.channel = open_channel(f"127.0.0.1:{port}")
         self.checks = health_pb2_grpc.HealthStub(self.channel)
         self.waiting = asyncio.create_task(
@@ -152,11 +152,11 @@ async def test_a_process_can_end_itself():
 
 async def test_a_process_is_alive_before_it_is_ready():
     async with Running() as running:
-        await running.health.set_ready(False)
+        running.health.set_ready(False)
         assert await running.status("") == SERVING
         assert await running.status(READINESS) == NOT_SERVING
         assert await running.status("test.Service") == NOT_SERVING
-        await running.health.set_ready(True)
+        running.health.set_ready(True)
         assert await running.status("test.Service") == SERVING
 
 
