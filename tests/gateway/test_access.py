@@ -11,9 +11,10 @@ from service.guard import Call
 INFERENCE = "/crossdock.v1.InferenceService/Generate"
 CONTROL = "/crossdock.v1.ControlService/Audit"
 REFLECTION = "/grpc.reflection.v1alpha.ServerReflection/ServerReflectionInfo"
+LOAD = "/xds.service.orca.v3.OpenRcaService/StreamCoreMetrics"
 HEALTH = "/grpc.health.v1.Health/Check"
 UNKNOWN = "/of.Somebody/Else"
-ALL = (INFERENCE, CONTROL, REFLECTION, HEALTH, UNKNOWN)
+ALL = (INFERENCE, CONTROL, REFLECTION, LOAD, HEALTH, UNKNOWN)
 
 
 def call(method=CONTROL, authorization="", local=True, identities=()):
@@ -62,7 +63,7 @@ def test_a_tenants_key_opens_answers_and_never_the_control_service(keys, key_fil
 
 def test_a_control_token_opens_the_control_service_and_no_answers(keys, key_file):
     access = Access(keys=ApiKeys(key_file), control_token="s3cret")
-    assert may(access, authorization="Bearer s3cret", local=False) == {CONTROL, REFLECTION, HEALTH}
+    assert may(access, authorization="Bearer s3cret", local=False) == {CONTROL, REFLECTION, LOAD, HEALTH}
 
 
 def test_a_certificates_name_is_an_operators_credential(keys, key_file):

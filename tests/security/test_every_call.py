@@ -1,12 +1,15 @@
-"""Whatever can be called, called without a right to: methods come from the contracts, paths from the application."""
+"""Whatever can be called, called without a right to: methods come from the contracts, paths from the application, and
+that no other methods are there from the sources."""
 
 import asyncio
 import json
+import re
 import socket
 
 import grpc
 import pytest
 from google.rpc import error_details_pb2
+from grpc_health.v1 import health_pb2
 from grpc_reflection.v1alpha import reflection_pb2, reflection_pb2_grpc
 from grpc_status import rpc_status
 from smg_grpc_proto import vllm_engine_pb2
@@ -14,7 +17,7 @@ from smg_grpc_proto import vllm_engine_pb2
 from crossdock.v1 import control_pb2, control_pb2_grpc, inference_pb2
 from crossdock.worker.v1 import worker_pb2
 from gateway.openai_http import openai_app
-from tests.e2e.conftest import crossdock
+from tests.e2e.conftest import ROOT, crossdock
 from tests.security.conftest import CONTROL_TOKEN
 
 UNAUTHENTICATED, OK = grpc.StatusCode.UNAUTHENTICATED, grpc.StatusCode.OK
@@ -31,11 +34,25 @@ def methods(contract, *services):
     ]
 
 
+LOAD = "/xds.service.orca.v3.OpenRcaService/StreamCoreMetrics"
 PLACES = {
-    "gateway": [*methods(inference_pb2), *methods(vllm_engine_pb2), *methods(control_pb2), REFLECTION],
-    "p": methods(worker_pb2, "PrefillService"),
-    "d": methods(worker_pb2, "DecodeService"),
+    "gateway": [*methods(inference_pb2), *methods(vllm_engine_pb2), *methods(control_pb2), REFLECTION, LOAD],
+    "p": [*methods(worker_pb2, "PrefillService"), LOAD],
+    "d": [*methods(worker_pb2, "DecodeService"), LOAD],
 }
+OPEN = methods(health_pb2)
+"""In every place, to everybody."""
+REGISTRATIONS = {
+    "add_InferenceServiceServicer_to_server": methods(inference_pb2),
+    "add_VllmEngineServicer_to_server": methods(vllm_engine_pb2),
+    "add_ControlServiceServicer_to_server": methods(control_pb2),
+    "add_PrefillServiceServicer_to_server": methods(worker_pb2, "PrefillService"),
+    "add_DecodeServiceServicer_to_server": methods(worker_pb2, "DecodeService"),
+    "add_HealthServicer_to_server": OPEN,
+    "enable_server_reflection": [REFLECTION],
+    "add_generic_rpc_handlers": [LOAD],
+}
+"""All that puts methods on a server of ours, and which."""
 STREAMED = {REFLECTION} | {
     f"/{service.full_name}/{method.name}"
     for contract in (inference_pb2, vllm_engine_pb2, control_pb2, worker_pb2)
@@ -43,6 +60,7 @@ STREAMED = {REFLECTION} | {
     for method in service.methods
     if method.client_streaming
 }
+NOT_SERVED = ("tests", "benchmarks", "crossdock", ".venv")
 KEYS = ["", "nonsense", "cdk_0123456789abcdef_" + "A" * 43]
 
 
@@ -54,6 +72,15 @@ def call(channel, method, key="", message=b"", *, refused=True):
         messages = None if refused else iter([message])
         return channel.stream_stream(method)(messages, timeout=20, metadata=metadata)
     return channel.unary_stream(method)(message, timeout=20, metadata=metadata)
+
+
+def test_no_method_is_served_that_is_not_called_here():
+    """SEC-07."""
+    sources = [path for path in ROOT.glob("*/**/*.py") if path.parts[len(ROOT.parts)] not in NOT_SERVED]
+    calls = re.compile(r"\b(add_\w+_to_server|add_generic_rpc_handlers|enable_server_reflection)\(")
+    assert {name for path in sources for name in calls.findall(path.read_text("utf-8"))} == set(REGISTRATIONS)
+    called = {*OPEN, *(method for place in PLACES.values() for method in place)}
+    assert {method for methods in REGISTRATIONS.values() for method in methods} == called
 
 
 @pytest.mark.parametrize("place", PLACES)
@@ -80,7 +107,8 @@ async def test_a_refusal_has_its_reason_and_never_reads_the_message(stack):
 async def test_health_is_for_everybody(stack, code_of):
     for place in PLACES:
         async with stack.channel(place) as channel:
-            assert await code_of(call(channel, "/grpc.health.v1.Health/Check")) is OK
+            for method in OPEN:
+                assert await code_of(call(channel, method)) is OK
 
 
 async def test_a_tenants_key_opens_no_control_method_and_no_worker(stack, code_of):
@@ -92,6 +120,12 @@ async def test_a_tenants_key_opens_no_control_method_and_no_worker(stack, code_o
                 assert await code_of(call(channel, method, stack.keys["acme"])) is UNAUTHENTICATED
                 if place != "gateway":
                     assert await code_of(call(channel, method, CONTROL_TOKEN)) is UNAUTHENTICATED
+
+
+async def test_how_busy_a_gateway_is_may_know_who_has_any_right_to_call_it(stack, code_of):
+    async with stack.channel() as channel:
+        for key in (stack.keys["acme"], CONTROL_TOKEN):
+            assert await code_of(call(channel, LOAD, key)) is OK
 
 
 async def test_a_key_is_told_which_methods_of_vllms_service_are_not_served(stack, code_of):

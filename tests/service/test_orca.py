@@ -8,6 +8,7 @@ import grpc
 import pytest
 
 from crossdock.mesh.v1 import load_report_pb2 as pb
+from service.guard import Guard
 from service.load import WorkerLoad
 from service.orca import RATE_WINDOW_S, TRAILER_KEY, OpenRca, Rate, load_report, worker_report
 from service.server import bind, create_server
@@ -33,7 +34,7 @@ class Echo(grpc.GenericRpcHandler):
 
 @asynccontextmanager
 async def serving(*handlers):
-    server = create_server()
+    server = create_server([Guard(lambda call: None)])
     server.add_generic_rpc_handlers(handlers)
     port = bind(server, "127.0.0.1:0")
     await server.start()
@@ -51,6 +52,10 @@ def stream_of(channel):
     )
 
 
+def numbered(number):
+    return load_report(shares={"seats": 0.5}, counts={"number": number})
+
+
 def asked(milliseconds):
     request = pb.OrcaLoadReportRequest()
     request.report_interval.FromMilliseconds(milliseconds)
@@ -59,7 +64,7 @@ def asked(milliseconds):
 
 async def test_reports_come_out_of_band_until_the_process_ends():
     numbers = iter(range(100))
-    open_rca = OpenRca(lambda: load_report(shares={"seats": 0.5}, counts={"number": next(numbers)}))
+    open_rca = OpenRca(lambda: numbered(next(numbers)), interval_min_s=0.1)
     async with serving(open_rca) as address, grpc.aio.insecure_channel(address) as channel:
         call = stream_of(channel)(asked(100), timeout=20)
         for number in range(3):
@@ -68,6 +73,35 @@ async def test_reports_come_out_of_band_until_the_process_ends():
             assert report.application_utilization == 0.5
         open_rca.end()
         assert await call.read() is grpc.aio.EOF
+
+
+async def test_however_many_streams_ask_however_often_there_is_one_report_for_a_tick():
+    made = []
+    open_rca = OpenRca(lambda: made.append(1) or numbered(len(made)), interval_min_s=3600)
+    async with serving(open_rca) as address, grpc.aio.insecure_channel(address) as channel:
+        calls = [stream_of(channel)(asked(1), timeout=20) for _ in range(100)]
+        assert {(await call.read()).named_metrics["number"] for call in calls} <= {1, 2}
+        assert len(made) <= 2, "the second only where a tick ends meanwhile"
+        seconds = [asyncio.ensure_future(call.read()) for call in calls]
+        open_rca.end()
+        assert {await second for second in seconds} == {grpc.aio.EOF}, (
+            "whoever asks for 1 ms gets no second one"
+        )
+
+
+async def test_of_streams_there_is_a_bound(monkeypatch):
+    monkeypatch.setattr("service.orca.STREAMS_MAX", 3)
+    open_rca = OpenRca(lambda: numbered(1), interval_min_s=3600)
+    async with serving(open_rca) as address, grpc.aio.insecure_channel(address) as channel:
+        calls = []
+        for _ in range(5):
+            calls.append(stream_of(channel)(asked(1000), timeout=20))
+            assert (await calls[-1].read()).named_metrics["number"] == 1
+        for call in calls[:2]:
+            with pytest.raises(grpc.aio.AioRpcError) as raised:
+                await call.read()
+            assert raised.value.code() is grpc.StatusCode.RESOURCE_EXHAUSTED
+        assert not any(call.done() for call in calls[2:])
 
 
 async def test_grpc_itself_sends_more_calls_to_whoever_reports_less_load():
