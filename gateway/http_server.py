@@ -38,6 +38,8 @@ class HttpServer:
             access_log=False,
             timeout_keep_alive=30,
             server_header=False,
+            # A caller is who it is: nothing is believed of what a header says about where it comes from.
+            proxy_headers=False,
         )
         config.load()
         config.ssl = None if tls is None else tls.http_context()

@@ -61,7 +61,7 @@ T = TypeVar("T")
 def openai_app(frontend: Frontend, access: Access, *, body_bytes_max: int) -> Starlette:
     """The ASGI application. access: who may ask what. body_bytes_max: of one request."""
     face = _Face(frontend, body_bytes_max)
-    return Starlette(
+    app = Starlette(
         routes=[
             Route("/v1/completions", face.completions, methods=["POST"]),
             Route("/v1/chat/completions", face.chat_completions, methods=["POST"]),
@@ -86,6 +86,8 @@ def openai_app(frontend: Frontend, access: Access, *, body_bytes_max: int) -> St
             Exception: _on_fault,
         },
     )
+    app.router.redirect_slashes = False  # to wherever the client's own Host header says
+    return app
 
 
 class _Face:

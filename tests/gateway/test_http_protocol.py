@@ -54,6 +54,20 @@ async def answer_to(server, *said, every_s=0.0):
         writer.close()
 
 
+async def test_no_header_says_where_a_request_comes_from(monkeypatch):
+    monkeypatch.setenv("FORWARDED_ALLOW_IPS", "*")
+
+    async def whence(request):
+        return Response(f"{request.client.host} {request.url.scheme}")
+
+    server = HttpServer(Starlette(routes=[Route("/", whence)]), "127.0.0.1", 0, LOOPBACK, None)
+    await server.start()
+    lies = b"x-forwarded-for: 10.9.9.9\r\nx-forwarded-proto: https\r\n"
+    head = b"GET / HTTP/1.1\r\nhost: x\r\n" + lies + b"connection: close\r\n\r\n"
+    assert (await answer_to(server, head)).endswith(b"127.0.0.1 http")
+    await server.stop()
+
+
 @pytest.mark.parametrize("said", [[], [b"P"], [b"POST / HTTP/1.1\r\n", b"host: x\r\n", b"a: b\r\n"]])
 async def test_a_head_that_does_not_end_in_time_is_cut_off(server, said):
     assert (await answer_to(server, *said, every_s=0.05)).startswith(b"HTTP/1.1 408 ")

@@ -146,7 +146,8 @@ async def test_one_failing_prompt_ends_the_others(post, frontend_over, scripted,
 
 
 @pytest.mark.parametrize(
-    ("method", "path", "status"), [("GET", "/v1/embeddings", 404), ("GET", "/v1/completions", 405)]
+    ("method", "path", "status"),
+    [("GET", "/v1/embeddings", 404), ("GET", "/v1/completions", 405), ("GET", "/health/", 404)],
 )
 async def test_unknown_paths_and_methods_are_json_errors(
     client_of, frontend_over, scripted, method, path, status
