@@ -16,6 +16,8 @@ from dataclasses import dataclass, field
 
 import grpc
 
+from commands import operator_token
+from crossdock.credentials import Credentials
 from crossdock.v1 import control_pb2, control_pb2_grpc
 from crossdock.v1 import inference_pb2 as pb
 from crossdock.v1.inference_pb2_grpc import InferenceServiceStub
@@ -67,7 +69,8 @@ class Load:
 
     async def computed(self) -> int:
         """Tokens that the prefill workers have ever computed."""
-        audit = await self._control.Audit(control_pb2.AuditRequest())
+        operator = Credentials(key=operator_token.find(self._options.target))
+        audit = await self._control.Audit(control_pb2.AuditRequest(), metadata=operator.metadata())
         prefills = (each for each in audit.ledgers if each.role == control_pb2.WORKER_ROLE_PREFILL)
         return sum(each.tokens.computed for each in prefills)
 

@@ -16,6 +16,8 @@ from dataclasses import dataclass
 
 import grpc
 
+from commands import operator_token
+from crossdock.credentials import Credentials
 from crossdock.v1 import control_pb2, inference_pb2
 from crossdock.v1.control_pb2_grpc import ControlServiceStub
 from crossdock.v1.inference_pb2_grpc import InferenceServiceStub
@@ -57,9 +59,10 @@ async def ask(stub: InferenceServiceStub, prompt: list[int], max_tokens: int) ->
     return first, cached
 
 
-async def watch(control: ControlServiceStub, peaks: dict[str, Peak]) -> None:
+async def watch(control: ControlServiceStub, operator: Credentials, peaks: dict[str, Peak]) -> None:
     while True:
-        for ledger in (await control.Audit(control_pb2.AuditRequest())).ledgers:
+        audit = await control.Audit(control_pb2.AuditRequest(), metadata=operator.metadata())
+        for ledger in audit.ledgers:
             peak = peaks.setdefault(ledger.worker_id, Peak())
             references = sum(each.blocks for each in ledger.owners)
             if references > peak.references:
@@ -69,7 +72,9 @@ async def watch(control: ControlServiceStub, peaks: dict[str, Peak]) -> None:
 
 async def share(stub: InferenceServiceStub, control: ControlServiceStub, options: argparse.Namespace) -> None:
     beginning, peaks = ids(options.shared_tokens), dict[str, Peak]()
-    watching = asyncio.create_task(watch(control, peaks))
+    watching = asyncio.create_task(
+        watch(control, Credentials(key=operator_token.find(options.target)), peaks)
+    )
     began = time.perf_counter()
     asked = [ask(stub, beginning + ids(OWN_TOKENS), ANSWER_TOKENS) for _ in range(options.requests)]
     answers = await asyncio.gather(*asked)

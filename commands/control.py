@@ -7,7 +7,7 @@ from typing import TypeVar
 
 import grpc
 
-from commands import connection
+from commands import connection, operator_token
 from crossdock.client import request_error
 from crossdock.credentials import Credentials
 from crossdock.v1 import control_pb2_grpc as pb_grpc
@@ -35,7 +35,7 @@ def parser(verb: str, description: str, exit_codes: str) -> argparse.ArgumentPar
     connection.add_flags(
         parser,
         key_flag="--control-token",
-        key_help="credential; none for a gateway on this machine without keys",
+        key_help="credential; default: the one that your own `crossdock serve` on this machine has left for you",
     )
     parser.add_argument(
         "--timeout", type=float, default=10.0, metavar="SECONDS", help="(default: %(default)s)"
@@ -46,6 +46,7 @@ def parser(verb: str, description: str, exit_codes: str) -> argparse.ArgumentPar
 def run(flags: argparse.Namespace, show: Callable[[Control], int], *, unanswered: int = 1) -> int:
     """What `show` returns, or `unanswered` with one line on standard error when the gateway refuses or is not there."""
     try:
+        flags.key = flags.key or operator_token.find(flags.target)
         credentials = connection.credentials(flags)
         with credentials.channel(flags.target) as channel:
             return show(Control(channel, credentials, flags.timeout))

@@ -2,7 +2,7 @@
 those that killed ones have left.
 
 A folder belongs to whoever holds the lock on the file in it; a killed process holds none. Of other folders nothing is
-removed but sockets and that file, of this user, and no link is followed.
+removed but sockets, that file and the operator's, of this user, and no link is followed.
 """
 
 import fcntl
@@ -15,6 +15,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
+OPERATOR_FILE = "operator-token"
 _PREFIX = "crossdock-"
 _LOCK = "serve.lock"
 _NAME = re.compile(rf"{_PREFIX}\w{{8}}")
@@ -25,7 +26,7 @@ _PATH_MAX = 90  # of the 107 bytes that a Unix socket's path may have
 def runtime_folder(places: Sequence[str] | None = None) -> Iterator[Path]:
     """A folder that only this user can enter, until the block ends. places: the first that leaves room for a socket's
     path is used, else the last; default: the system's for temporary files, then /tmp. All are swept."""
-    places = places or (tempfile.gettempdir(), "/tmp")
+    places = places or _places()
     for place in dict.fromkeys(places):
         sweep(place)
     place = next((each for each in places if len(each) + len(_PREFIX) + 9 <= _PATH_MAX), places[-1])
@@ -39,13 +40,20 @@ def runtime_folder(places: Sequence[str] | None = None) -> Iterator[Path]:
 
 def sweep(place: str) -> None:
     """Removes what killed processes have left there. Whatever cannot be removed stays."""
-    try:
-        names = [name for name in os.listdir(place) if _NAME.fullmatch(name)]
-    except OSError:
-        return
-    for name in names:
+    for folder in folders([place]):
         with suppress(OSError):
-            _sweep_folder(os.path.join(place, name))
+            _sweep_folder(str(folder))
+
+
+def folders(places: Sequence[str] | None = None) -> Iterator[Path]:
+    """All there are, anybody's. places: as for `runtime_folder`."""
+    for place in dict.fromkeys(places or _places()):
+        with suppress(OSError):
+            yield from (Path(place, name) for name in os.listdir(place) if _NAME.fullmatch(name))
+
+
+def _places() -> tuple[str, ...]:
+    return (tempfile.gettempdir(), "/tmp")
 
 
 def _make(place: str) -> tuple[Path, int]:
@@ -79,7 +87,8 @@ def _sweep_folder(path: str) -> None:
 def _empty(folder: int) -> None:
     """folder: its descriptor. The lock goes last: until then whoever comes next goes on with it."""
     for name in os.listdir(folder):
-        if stat.S_ISSOCK(os.stat(name, dir_fd=folder, follow_symlinks=False).st_mode):
+        mode = os.stat(name, dir_fd=folder, follow_symlinks=False).st_mode
+        if stat.S_ISSOCK(mode) or name == OPERATOR_FILE:
             os.unlink(name, dir_fd=folder)
     if os.listdir(folder) == [_LOCK]:
         os.unlink(_LOCK, dir_fd=folder)

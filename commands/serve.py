@@ -16,6 +16,7 @@ from functools import partial
 from itertools import count, cycle, islice
 from pathlib import Path
 
+from commands import operator_token
 from commands.gpus import deal_gpus, visible_gpus
 from commands.runtime_folder import runtime_folder
 from commands.supervisor import ChildSpec, Supervisor
@@ -43,11 +44,16 @@ def main(argv: Sequence[str]) -> int:
         resolve_model(options.model)
         require_cores("--cores", options.cores)
         with runtime_folder() as folder, core_board(options) as board:
-            specs = plan(
-                options, folder, environ, secrets.token_hex(32), None if board is None else board.path
-            )
+            token = None if options.control_token is not None else secrets.token_urlsafe(32)
+            seats = None if board is None else board.path
+            specs = plan(options, folder, environ, secrets.token_hex(32), seats, control_token=token)
             on_end = partial(vacate, board, tuple(deal(options)))
-            return server.run(supervise(specs, options, started, on_end))
+
+            def on_ready(address: str) -> None:
+                if token is not None:
+                    operator_token.leave(folder, address, token)
+
+            return server.run(supervise(specs, options, started, on_end, on_ready))
     except ConfigError as error:
         print(*(f"{_PROG}: {line}" for line in error.lines), sep="\n", file=sys.stderr)
     except StartupError as error:
@@ -61,10 +67,13 @@ def plan(
     environ: Mapping[str, str],
     ticket_key: str,
     board: Path | None = None,
+    *,
+    control_token: str | None = None,
 ) -> tuple[ChildSpec, ...]:
     """The processes that make up the service. folder: private to this user; sockets are made there.
     ticket_key: in hexadecimal; it travels by the environment, since command lines are public. board: on which the
-    workers find out whose cores are free; its seats are in the order of `deal`."""
+    workers find out whose cores are free; its seats are in the order of `deal`. control_token: where the options have
+    none; it travels in the same way."""
     key = {"ticket_key": ticket_key}
     child_environ = config.child_environment(environ, key)
     workers = [
@@ -75,9 +84,10 @@ def plan(
         )
         for verb, worker in _workers(options, folder, environ, ticket_key, board)
     ]
-    token = options.control_token
+    if options.control_token is not None:
+        control_token = options.control_token.get_secret_value()
     front_environ = config.child_environment(
-        environ, key if token is None else key | {"control_token": token.get_secret_value()}
+        environ, key if control_token is None else key | {"control_token": control_token}
     )
     fronts = [
         ChildSpec(name=name, argv=_argv("gateway", gateway), environ=front_environ, stage=1)
@@ -114,9 +124,11 @@ async def supervise(
     options: ServeOptions,
     started: float,
     on_end: Callable[[str], None],
+    on_ready: Callable[[str], None] = lambda address: None,
 ) -> int:
     """Runs the processes until a signal; says once where they serve. started: seconds on the monotonic clock.
-    on_end: called with the name of a process that is gone.
+    on_end: called with the name of a process that is gone. on_ready: with the gateway's gRPC
+    address, before it is said.
 
     Raises ChildFailure, when all are gone again, if one of them cannot start.
     """
@@ -129,6 +141,7 @@ async def supervise(
             if starting.done():
                 seconds = time.monotonic() - started
                 said = starting.result()
+                on_ready(str(said[_GATEWAY]["grpc"]))
                 for name, facts in sorted(said.items()):
                     if "blocks" in facts:
                         _say(_room_line(name, facts))

@@ -13,6 +13,7 @@ from importlib.util import find_spec
 from itertools import chain
 
 import grpc
+import structlog
 
 from crossdock.v1 import control_pb2, inference_pb2
 from crossdock.v1.control_pb2_grpc import add_ControlServiceServicer_to_server
@@ -89,6 +90,8 @@ class _Gateway:
         self._admission = self._make_admission()
         self._metrics = Metrics(options.metrics_names)
         token = options.control_token
+        if token is None and not options.control_identities:
+            structlog.get_logger().info("no operators: neither --control-token nor --control-identities")
         self._access = Access(
             keys=self._keys,
             control_token=None if token is None else token.get_secret_value(),
@@ -135,6 +138,7 @@ class _Gateway:
             # Above this gRPC itself refuses, without details.
             message_bytes_max=max(request_bytes_max, server.MESSAGE_BYTES_MAX),
             share_port=options.share_grpc_port,
+            connection_age_ms=_milliseconds(options.grpc_max_connection_age),
         )
         self._health.register(grpc_server)
         inference = InferenceServicer(self._frontend, self._access, self._utilization.trailer)
@@ -271,6 +275,10 @@ class _Gateway:
             for worker in self._decodes:
                 self._show("decode", worker)
             await asyncio.sleep(METRICS_INTERVAL_S)
+
+
+def _milliseconds(seconds: float | None) -> int | None:
+    return None if seconds is None else max(1, round(seconds * 1000))
 
 
 def _services_for_routers() -> tuple[str, ...]:

@@ -32,10 +32,8 @@ class HttpAccess:
 
 def _call_of(scope: Scope) -> Call:
     given = {value for name, value in scope["headers"] if name == AUTHORIZATION.encode()}
-    host, _ = scope.get("client") or ("", 0)
     return Call(
         method=scope["path"],
         authorization=given.pop().decode("latin-1") if len(given) == 1 else "",
-        local=host == "::1" or host.startswith("127."),
         identities=(),
     )

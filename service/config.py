@@ -217,6 +217,13 @@ class FrontOptions(Options):
     grpc_max_message_bytes: Bytes = Field(
         4 << 20, le=1 << 30, description="largest request, over HTTP as well"
     )
+    grpc_max_connection_age: float | None = Field(
+        None,
+        gt=0,
+        le=1e6,
+        description="seconds after which a gRPC client has to connect anew for new calls, so that dns:/// clients find "
+        "gateways that came later; running calls go on; default: never",
+    )
     queue_requests_max: int = Field(1024, ge=1, description="requests that may be live at the gateway")
     queue_tokens_max: Tokens = Field(
         16_000_000, description="tokens that these may cost, prompts and answers at their longest"
@@ -230,7 +237,9 @@ class FrontOptions(Options):
         None, description="file of API keys, as `crossdock keys --api` makes it; default: none are needed"
     )
     control_token: Secret | None = Field(
-        None, description="credential of the control service, or @file; default: loopback peers only"
+        None,
+        description="credential of the control service, or @file; default: `serve` deals one to its user, and a "
+        "gateway by itself has no operator",
     )
     control_identities: Names = Field(
         (), description="names in clients' certificates that may use the control service"

@@ -27,18 +27,16 @@ OPEN_MESSAGE_S = 2.0
 MESSAGE_S = 30.0
 """From a call's head to the end of its message: gRPC takes in all of it, however long, before anybody sees its size."""
 
-_LOCAL_PEERS = ("ipv4:127.", "ipv6:[::1]", "ipv6:%5B::1%5D", "unix:")
 _NAMES = ("x509_subject_alternative_name", "x509_common_name")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Call:
-    """method: /package.Service/Method. authorization: that metadata as it came, "" for none. local: whether the peer is
-    on this machine. identities: names in the peer's certificate, if it brought one that we trust."""
+    """method: /package.Service/Method. authorization: that metadata as it came, "" for none. identities: names
+    in the peer's certificate, if it brought one that we trust. Where it comes from is no credential."""
 
     method: str
     authorization: str
-    local: bool
     identities: tuple[str, ...]
 
 
@@ -130,7 +128,6 @@ def call_of(method: str, context: Context) -> Call:
     return Call(
         method=method,
         authorization=authorization(context),
-        local=context.peer().startswith(_LOCAL_PEERS),
         identities=tuple(name.decode("utf-8", "replace") for key in _NAMES for name in shown.get(key, ())),
     )
 

@@ -34,10 +34,12 @@ def create_server(
     keepalive_ms: int = 60_000,
     ping_timeout_ms: int = 20_000,
     share_port: bool = False,
+    connection_age_ms: int | None = None,
 ) -> grpc.aio.Server:
     """keepalive_ms: silence after which a peer is pinged; ping_timeout_ms: after which it is given up.
-    share_port: with other processes that say so too. To be called in the running event loop."""
-    options = (
+    share_port: with other processes that say so too. connection_age_ms: after which a connection takes no new calls, so
+    that its client dials again; those that run on it are not cut. To be called in the running event loop."""
+    options: tuple[tuple[str, int], ...] = (
         ("grpc.max_receive_message_length", message_bytes_max),
         ("grpc.max_send_message_length", message_bytes_max),
         ("grpc.keepalive_time_ms", keepalive_ms),
@@ -61,6 +63,8 @@ def create_server(
         # With 1 a second process shares our port without a word.
         ("grpc.so_reuseport", int(share_port)),
     )
+    if connection_age_ms is not None:
+        options += (("grpc.max_connection_age_ms", connection_age_ms),)
     return grpc.aio.server(interceptors=list(interceptors), options=options)
 
 

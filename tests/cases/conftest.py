@@ -15,7 +15,7 @@ import grpc
 import pytest
 
 from crossdock.v1 import control_pb2, control_pb2_grpc, inference_pb2, inference_pb2_grpc
-from tests.e2e.conftest import ROOT, said_when_ready, spec, stream, tokens_of
+from tests.e2e.conftest import CONTROL_TOKEN, OPERATOR, ROOT, said_when_ready, spec, stream, tokens_of
 from tests.e2e.listening import listeners
 from tests.fakes.tcp_proxy import TcpProxy
 
@@ -90,7 +90,9 @@ class Rig:
         """Its address, once it serves with all workers."""
         at = {role: ",".join(self.addresses[each] for each in role) for role in (SOURCES, TARGETS)}
         workers = (f"--prefill-workers={at[SOURCES]}", f"--decode-workers={at[TARGETS]}")
-        self.start(name, "gateway", *workers, "--grpc-port=0", "--http-port=0")
+        self.start(
+            name, "gateway", *workers, "--grpc-port=0", "--http-port=0", f"--control-token={CONTROL_TOKEN}"
+        )
         return self.ready(name)
 
     def ready(self, name):
@@ -150,11 +152,11 @@ class Rig:
     async def books(self):
         """What the audit says, by worker."""
         stub = control_pb2_grpc.ControlServiceStub(self.channel)
-        return await stub.Audit(control_pb2.AuditRequest(), timeout=15)
+        return await stub.Audit(control_pb2.AuditRequest(), timeout=15, metadata=OPERATOR)
 
     async def status(self):
         stub = control_pb2_grpc.ControlServiceStub(self.channel)
-        answer = await stub.GetStatus(control_pb2.GetStatusRequest(), timeout=15)
+        answer = await stub.GetStatus(control_pb2.GetStatusRequest(), timeout=15, metadata=OPERATOR)
         return {worker.worker_id: worker for worker in answer.workers}
 
     async def until(self, holds):

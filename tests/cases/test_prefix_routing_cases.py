@@ -9,7 +9,7 @@ import grpc
 
 from crossdock.v1 import control_pb2, control_pb2_grpc
 from tests.cases.conftest import BLOCK, SOURCES, TARGETS, same, wish
-from tests.e2e.conftest import stream
+from tests.e2e.conftest import OPERATOR, stream
 
 LENGTH = 512
 CACHED = (LENGTH - 1) // BLOCK * BLOCK
@@ -42,10 +42,10 @@ async def serving_idle(channel):
     stub = control_pb2_grpc.ControlServiceStub(channel)
     ready = control_pb2.WORKER_STATE_READY
     while True:
-        workers = (await stub.GetStatus(control_pb2.GetStatusRequest(), timeout=15)).workers
+        seen = await stub.GetStatus(control_pb2.GetStatusRequest(), timeout=15, metadata=OPERATOR)
         if all(
             worker.state == ready and not worker.running_sequences and not worker.waiting_sequences
-            for worker in workers
+            for worker in seen.workers
         ):
             return
         await asyncio.sleep(0.05)

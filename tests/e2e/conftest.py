@@ -12,11 +12,15 @@ from pathlib import Path
 import grpc
 import pytest
 
+from commands import operator_token
+from crossdock.credentials import Credentials
 from crossdock.v1 import control_pb2, control_pb2_grpc, inference_pb2, inference_pb2_grpc
 from service import worker_access
 
 ROOT = Path(__file__).parents[2]
 START_TIMEOUT_S = 60
+CONTROL_TOKEN = "of gateways that tests start by themselves"
+OPERATOR = Credentials(key=CONTROL_TOKEN).metadata()
 
 
 @dataclass
@@ -30,13 +34,19 @@ class Stack:
 
     def audit(self):
         with grpc.insecure_channel(self.grpc) as channel:
-            return control_pb2_grpc.ControlServiceStub(channel).Audit(control_pb2.AuditRequest(), timeout=15)
+            return control_pb2_grpc.ControlServiceStub(channel).Audit(
+                control_pb2.AuditRequest(), timeout=15, metadata=self.operator()
+            )
 
     def status(self):
         with grpc.insecure_channel(self.grpc) as channel:
             return control_pb2_grpc.ControlServiceStub(channel).GetStatus(
-                control_pb2.GetStatusRequest(), timeout=15
+                control_pb2.GetStatusRequest(), timeout=15, metadata=self.operator()
             )
+
+    def operator(self):
+        """What an operator's calls bring: what the user who started it finds on this machine."""
+        return Credentials(key=operator_token.find(self.grpc)).metadata()
 
     def idle_ledgers(self, attempts=200):
         """The ledgers once nothing is live or owned any more; fails when that does not come."""

@@ -18,7 +18,17 @@ import pytest
 
 from crossdock.v1 import control_pb2
 from tests.e2e import attacks
-from tests.e2e.conftest import NEIGHBOUR, ROOT, Stack, crossdock, said_when_ready, stream, undisturbed
+from tests.e2e.conftest import (
+    CONTROL_TOKEN,
+    NEIGHBOUR,
+    OPERATOR,
+    ROOT,
+    Stack,
+    crossdock,
+    said_when_ready,
+    stream,
+    undisturbed,
+)
 from tests.e2e.listening import listeners, process_tree
 
 HALF_OPEN = 60
@@ -33,13 +43,19 @@ class Apart(Stack):
         super().__init__(process=processes["gateway"], grpc=grpc, http=http)
         self.processes = processes
 
+    def operator(self):
+        return OPERATOR
+
     def children(self):
         return {name: each.pid for name, each in self.processes.items() if each.poll() is None}
 
 
 @pytest.fixture(scope="module")
 def apart_stack():
-    environ = os.environ | {"CROSSDOCK_TICKET_KEY": secrets.token_hex(32)}
+    environ = os.environ | {
+        "CROSSDOCK_TICKET_KEY": secrets.token_hex(32),
+        "CROSSDOCK_CONTROL_TOKEN": CONTROL_TOKEN,
+    }
     engine = ("--dtype", "float32", "--kv-cache-memory-bytes", "128MiB", "--listen", "127.0.0.1:0")
     processes = {}
 
@@ -143,7 +159,7 @@ async def test_hostile_bytes_at_every_port_of_separate_processes_are_noticed_by_
 
 async def test_a_lost_worker_shows_in_status_and_audit_and_the_others_end_cleanly(apart_stack):
     """The last of this file: it ends the processes that were started one by one."""
-    target = ("--target", apart_stack.grpc)
+    target = ("--target", apart_stack.grpc, "--control-token", CONTROL_TOKEN)
     assert crossdock("status", *target).returncode == crossdock("audit", *target).returncode == 0
     apart_stack.processes["d"].kill()
     while all(worker.state == control_pb2.WORKER_STATE_READY for worker in apart_stack.status().workers):

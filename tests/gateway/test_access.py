@@ -17,8 +17,8 @@ UNKNOWN = "/of.Somebody/Else"
 ALL = (INFERENCE, CONTROL, REFLECTION, LOAD, HEALTH, UNKNOWN)
 
 
-def call(method=CONTROL, authorization="", local=True, identities=()):
-    return Call(method=method, authorization=authorization, local=local, identities=identities)
+def call(method=CONTROL, authorization="", identities=()):
+    return Call(method=method, authorization=authorization, identities=identities)
 
 
 def may(access, **given):
@@ -45,15 +45,13 @@ def keys(key_file):
     return {tenant: api_keys.make(key_file, tenant) for tenant in ("acme", "zeta")}
 
 
-@pytest.mark.parametrize("local", [True, False])
-def test_without_keys_everybody_may_ask_and_operators_are_on_this_machine(local):
-    everything = set(ALL) if local else set(ALL) - {CONTROL}
-    assert may(Access(), local=local) == everything
+def test_without_keys_everybody_may_ask_and_nobody_is_an_operator():
+    """From wherever they call: a proxy on this machine makes everybody local."""
+    assert may(Access()) == set(ALL) - {CONTROL}
 
 
-@pytest.mark.parametrize("local", [True, False])
-def test_with_keys_nobody_may_ask_anything_but_health_without_one(keys, key_file, local):
-    assert may(Access(keys=ApiKeys(key_file)), local=local) == {HEALTH}
+def test_with_keys_nobody_may_ask_anything_but_health_without_one(keys, key_file):
+    assert may(Access(keys=ApiKeys(key_file))) == {HEALTH}
 
 
 def test_a_tenants_key_opens_answers_and_never_the_control_service(keys, key_file):
@@ -63,14 +61,14 @@ def test_a_tenants_key_opens_answers_and_never_the_control_service(keys, key_fil
 
 def test_a_control_token_opens_the_control_service_and_no_answers(keys, key_file):
     access = Access(keys=ApiKeys(key_file), control_token="s3cret")
-    assert may(access, authorization="Bearer s3cret", local=False) == {CONTROL, REFLECTION, LOAD, HEALTH}
+    assert may(access, authorization="Bearer s3cret") == {CONTROL, REFLECTION, LOAD, HEALTH}
 
 
 def test_a_certificates_name_is_an_operators_credential(keys, key_file):
     access = Access(keys=ApiKeys(key_file), control_identities=("ops.example",))
-    assert CONTROL in may(access, identities=("x", "ops.example"), local=False)
-    assert CONTROL not in may(access, identities=("ops.example.evil",), local=False)
-    assert CONTROL not in may(Access(control_identities=("ops.example",)), local=True)
+    assert CONTROL in may(access, identities=("x", "ops.example"))
+    assert CONTROL not in may(access, identities=("ops.example.evil",))
+    assert CONTROL not in may(Access(control_identities=("ops.example",)))
 
 
 @pytest.mark.parametrize(
@@ -88,10 +86,8 @@ def test_a_certificates_name_is_an_operators_credential(keys, key_file):
         ("Bearer é", False),
     ],
 )
-def test_with_a_token_it_is_the_token_that_counts_and_not_the_peer(authorization, right):
-    for local in (True, False):
-        allowed = passes(Access(control_token="s3cret"), call(authorization=authorization, local=local))
-        assert allowed is right
+def test_with_a_token_it_is_the_token_that_counts(authorization, right):
+    assert passes(Access(control_token="s3cret"), call(authorization=authorization)) is right
 
 
 def test_each_key_is_its_tenants_and_a_changed_one_is_nobodys(keys, key_file):

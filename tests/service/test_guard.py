@@ -1,4 +1,4 @@
-"""What is known of a call before it is served: who asks, from where, and with what. And what is read of one that must
+"""What is known of a call before it is served: who asks, and with what. And what is read of one that must
 not be served, or that anybody may make: nothing, and little."""
 
 import asyncio
@@ -15,37 +15,14 @@ from tests.fakes.raw_peer import raw_peer
 
 
 class Context:
-    def __init__(self, peer="", metadata=(), shown=()):
-        self._peer, self._metadata, self._shown = peer, metadata, dict(shown)
-
-    def peer(self):
-        return self._peer
+    def __init__(self, metadata=(), shown=()):
+        self._metadata, self._shown = metadata, dict(shown)
 
     def invocation_metadata(self):
         return self._metadata
 
     def auth_context(self):
         return self._shown
-
-
-@pytest.mark.parametrize(
-    ("peer", "local"),
-    [
-        ("ipv4:127.0.0.1:5", True),
-        ("ipv4:127.9.9.9:5", True),
-        ("ipv6:[::1]:5", True),
-        ("ipv6:%5B::1%5D:5", True),
-        ("unix:/run/crossdock.sock", True),
-        ("unix:", True),
-        ("ipv4:10.0.0.1:5", False),
-        ("ipv4:1.127.0.0:5", False),
-        ("ipv6:[::ffff:10.0.0.1]:5", False),
-        ("ipv6:[fe80::1]:5", False),
-        ("", False),
-    ],
-)
-def test_only_loopback_and_sockets_with_a_path_are_this_machine(peer, local):
-    assert call_of("/m", Context(peer)).local is local
 
 
 @pytest.mark.parametrize(

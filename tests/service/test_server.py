@@ -307,6 +307,34 @@ class Named(grpc.GenericRpcHandler):
         return grpc.unary_unary_rpc_method_handler(say)
 
 
+class Peers(grpc.GenericRpcHandler):
+    """Says over which connection it was asked."""
+
+    def service(self, handler_call_details):
+        async def say(request, context):
+            return context.peer().encode()
+
+        return grpc.unary_unary_rpc_method_handler(say) if "Slow" not in handler_call_details.method else None
+
+
+@pytest.mark.timeout(30)
+async def test_a_connection_of_some_age_takes_no_new_calls_and_those_that_run_go_on():
+    server, slow = create_server(connection_age_ms=200), Slow()
+    server.add_generic_rpc_handlers((slow, Peers()))
+    port = bind(server, "127.0.0.1:0")
+    await server.start()
+    async with open_channel(f"127.0.0.1:{port}") as channel:
+        running = asyncio.ensure_future(channel.unary_unary("/test.Service/Slow")(b"", timeout=20))
+        await slow.started.wait()
+        ask = channel.unary_unary("/test.Service/Say")
+        first = await ask(b"", timeout=10)
+        while await ask(b"", timeout=10) == first:
+            pass
+        slow.go.set()
+        assert await running == b"done"
+    await server.stop(None)
+
+
 @pytest.mark.timeout(30)
 async def test_servers_that_agree_to_share_a_port_all_get_calls_and_nobody_else_gets_in():
     first, second, stranger = create_server(share_port=True), create_server(share_port=True), create_server()
