@@ -2,20 +2,36 @@
 
 import asyncio
 import os
+import secrets
 import signal
-from contextlib import contextmanager
+import subprocess
+import sys
+from contextlib import asynccontextmanager, contextmanager
 
 import grpc
 import pytest
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from crossdock.mesh.v1 import load_report_pb2
-from crossdock.v1 import control_pb2
-from tests.e2e.conftest import running_stack, spec, stream, tokens_of
+from crossdock.v1 import control_pb2, control_pb2_grpc
+from gateway import worker_pool
+from service import pulse, worker_rim
+from tests.e2e.conftest import (
+    CONTROL_TOKEN,
+    OPERATOR,
+    ROOT,
+    running_stack,
+    said_when_ready,
+    spec,
+    stream,
+    tokens_of,
+)
+from tests.fakes.raw_peer import raw_peer
 
 SERVING = health_pb2.HealthCheckResponse.SERVING
 NOT_SERVING = health_pb2.HealthCheckResponse.NOT_SERVING
 INFERENCE = "crossdock.v1.InferenceService"
+DECODE = "crossdock.worker.v1.DecodeService"
 VLLM = "vllm.grpc.engine.VllmEngine"
 
 
@@ -41,6 +57,76 @@ def watch(channel, service):
     return health_pb2_grpc.HealthStub(channel).Watch(
         health_pb2.HealthCheckRequest(service=service), timeout=60
     )
+
+
+class Held:
+    """One worker of each role and a gateway. The step thread of the decode worker can be held."""
+
+    def __init__(self):
+        secret = {"CROSSDOCK_TICKET_KEY": secrets.token_hex(32), "CROSSDOCK_CONTROL_TOKEN": CONTROL_TOKEN}
+        self._environ, self.processes, self.at = os.environ | secret, {}, {}
+        worker = ("--num-gpu-blocks-override=64", "--listen=127.0.0.1:0", "--shutdown-timeout=1")
+        self._start("p", "commands.main", "prefill-worker", "--worker-id=p", *worker)
+        kv = "--kv-listen=tcp://127.0.0.1:0"
+        self._start("d", "tests.fakes.held_worker", "decode-worker", "--worker-id=d", *worker, kv)
+        workers = (f"--prefill-workers={self._ready('p')}", f"--decode-workers={self._ready('d')}")
+        ports = ("--grpc-port=0", "--http-port=0", "--shutdown-timeout=1")
+        self._start("gateway", "commands.main", "gateway", *workers, *ports)
+        self._ready("gateway")
+
+    def toggle(self):
+        """Hold the thread, or let it go."""
+        print(file=self.processes["d"].stdin, flush=True)
+
+    def end(self):
+        """All must, on one SIGTERM."""
+        for process in self.processes.values():
+            process.terminate()
+        for process in self.processes.values():
+            process.communicate(timeout=60)
+
+    def _start(self, name, module, *words):
+        self.processes[name] = subprocess.Popen(
+            [sys.executable, "-m", module, *words],
+            cwd=ROOT,
+            env=self._environ,
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+        )
+
+    def _ready(self, name):
+        self.at[name] = said_when_ready(self.processes[name])["grpc"]
+        return self.at[name]
+
+
+@pytest.fixture
+def held():
+    held = Held()
+    try:
+        yield held
+    finally:
+        held.end()
+
+
+@asynccontextmanager
+async def unread(address, service):
+    """Somebody who watches and takes nothing of it."""
+    async with raw_peer(int(address.rpartition(":")[2]), window_bytes=0) as peer:
+        request = health_pb2.HealthCheckRequest(service=service)
+        peer.open("/grpc.health.v1.Health/Watch", request.SerializeToString())
+        await peer.until(lambda: peer.begun)
+        yield
+
+
+def reasons(stack):
+    return {each.reason for each in stack.status().workers}
+
+
+async def until(holds):
+    async with asyncio.timeout(10):
+        while not holds():
+            await asyncio.sleep(0.05)
 
 
 async def check(channel, service):
@@ -69,12 +155,11 @@ async def test_a_gateway_without_a_worker_that_generates_is_not_serving_long_bef
 async def test_a_gateway_whose_only_prefill_worker_is_frozen_serves_without_it(stack):
     async with grpc.aio.insecure_channel(stack.grpc) as channel:
         with frozen(stack, "prefill-0"):
-            async with asyncio.timeout(10):
-                while "frozen" not in {each.reason for each in stack.status().workers}:
-                    await asyncio.sleep(0.05)
+            await until(lambda: "frozen" in reasons(stack))
             assert await check(channel, INFERENCE) == SERVING
             answer = await stream(channel, spec("alone", sampling={"max_tokens": 2}))
             assert answer.usage.completion_tokens == 2
+        await until(lambda: "frozen" not in reasons(stack))
 
 
 async def test_a_gateway_stays_serving_while_a_worker_computes_one_long_step(stack):
@@ -87,12 +172,51 @@ async def test_a_gateway_stays_serving_while_a_worker_computes_one_long_step(sta
         ]
         answering = asyncio.gather(*answers)
         while not answering.done():
-            assert "frozen" not in {each.reason for each in stack.status().workers}
+            assert "frozen" not in reasons(stack)
             await asyncio.wait({answering}, timeout=0.05)
         await answering
         assert not change.done()
         told.cancel()
         await asyncio.wait({change})
+
+
+def test_what_stands_still_is_known_within_a_second():
+    """All that there is to wait for: what a step thread does not answer, and what nobody says."""
+    asked = pulse.Pulse(lambda action: None, processor_ns=lambda: 0, starved=lambda: False)
+    looks = next(look for look in range(1, 1000) if asked.frozen())
+    assert looks * pulse.LOOK_INTERVAL_S + worker_rim.LOAD_INTERVAL_S <= 0.8
+    silence = pulse.Stillness(worker_pool.SILENT_LOOKS_MAX)
+    silence.look(moved=True)
+    looks = 1 + next(look for look in range(1, 1000) if silence.look(moved=False))
+    assert looks * worker_pool.LOOK_INTERVAL_S <= 0.8
+    said_s = worker_rim.LOAD_INTERVALS_MAX * worker_rim.LOAD_INTERVAL_S
+    assert 3 * said_s < looks * worker_pool.LOOK_INTERVAL_S, "who is only late is not frozen"
+
+
+async def test_a_step_thread_that_stands_still_is_told_by_its_worker_and_the_gateway_whoever_watches(held):
+    """Its process goes on all the while."""
+    decode, gateway = held.at["d"], held.at["gateway"]
+    async with (
+        grpc.aio.insecure_channel(decode) as to_worker,
+        grpc.aio.insecure_channel(gateway) as to_gateway,
+        unread(decode, DECODE),
+        unread(gateway, INFERENCE),
+        unread(gateway, ""),
+    ):
+        watches = [watch(to_worker, DECODE), watch(to_gateway, INFERENCE)]
+        assert [(await each.read()).status for each in watches] == [SERVING, SERVING]
+        for state in (NOT_SERVING, SERVING):
+            held.toggle()
+            assert [(await each.read()).status for each in watches] == [state, state]
+            assert await check(to_worker, "") == await check(to_gateway, "") == SERVING
+            request = control_pb2.GetStatusRequest()
+            seen = await control_pb2_grpc.ControlServiceStub(to_gateway).GetStatus(request, metadata=OPERATOR)
+            frozen = {each.worker_id for each in seen.workers if each.reason == "frozen"}
+            assert frozen == ({"d"} if state == NOT_SERVING else set())
+        assert (
+            await stream(to_gateway, spec("again", sampling={"max_tokens": 2}))
+        ).usage.completion_tokens == 2
+        await asyncio.to_thread(held.end)
 
 
 async def test_a_stream_beside_the_calls_says_how_busy_a_gateway_is(stack):
