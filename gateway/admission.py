@@ -1,20 +1,22 @@
-"""Which requests are taken at all, and when each may go to the workers.
+"""Which calls are taken at all, and when each of their requests may go to the workers.
 
-Refuses at once what does not fit its bounds, or what would come too late: before anything is done for it, and with the
-time after which it would have done better. Of those it takes, it lets so many go that the workers are busy, each tenant
-in its share; the others wait here, where an order can still be kept. How much the workers take is told, and so is the
-time; in what order is `gateway.fair_queue`'s, how long it takes `gateway.pace`'s.
+The only gate. A call holds a place from before its message is read until its answer is with the client, and what it may
+cost counts as its tenant's all the while. Refuses at once what does not fit its bounds, or what would come too late:
+before anything is done for it, and with the time after which it would have done better. Of the requests of those it
+takes, it lets so many go that the workers are busy, each tenant in its share; the others wait here, where an order can
+still be kept. How much the workers take is told, and so is the time; in what order is `gateway.fair_queue`'s, how long
+it takes `gateway.pace`'s.
 """
 
 import asyncio
 import math
-from collections.abc import AsyncIterator, Callable
-from contextlib import asynccontextmanager
+from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass
 
-from gateway.cost import NOTHING, Cost, cost_of
+from gateway.cost import NOTHING, ONE, Cost, cost_of
 from gateway.fair_queue import FairQueue, Ticketed
-from gateway.pace import NO_WORK, Pace, Work
+from gateway.pace import NO_WORK, REMEMBERED, Pace, Work
 from gateway.request import Request
 from service.errors import DeadlineExpired, Exhausted
 from service.orders import PRIORITY_S
@@ -37,8 +39,9 @@ TOO_LATE = "the deadline passed while the request waited"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Bounds:
-    """Of all requests here, those that wait and those that run: how many, the tokens that they may cost, and the bytes
-    that they keep. shared: whether there are several tenants, each of which leaves room for others."""
+    """Of all requests here, those that are read, that wait, that run and whose answers are not read yet: how many, the
+    tokens that they may cost, and the bytes that they keep. shared: whether there are several tenants, each of which
+    leaves room for others."""
 
     requests: int
     tokens: int = 1 << 62
@@ -66,8 +69,40 @@ class _Waiter:
     waited: bool = False
 
 
+class Held:
+    """A call's place in the bounds. cost: at most, of all its requests, as far as is known."""
+
+    def __init__(self, admission: "Admission", tenant: str) -> None:
+        self._admission = admission
+        self._message_bytes = 0
+        self.tenant = tenant
+        self.cost = NOTHING
+
+    def claim(self, cost: Cost = ONE, *, message_bytes: int | None = None) -> None:
+        """It may cost so much now, instead of what was thought before. message_bytes: what its message keeps on top, as
+        before unless told. Raises Exhausted when it is more, and there is no room for that; the place stays as it was.
+        """
+        size = self._message_bytes if message_bytes is None else message_bytes
+        with self._telling():
+            self._admission.change(self, cost + Cost(bytes=size))
+        self._message_bytes = size
+
+    def require_time(self, least: Cost, left_s: float) -> None:
+        """Raises Exhausted when that much would not be done in time."""
+        with self._telling():
+            self._admission.require_time(self.tenant, least, left_s)
+
+    @contextmanager
+    def _telling(self) -> Iterator[None]:
+        try:
+            yield
+        except Exhausted as refusal:
+            self._admission.on_refused(refusal)
+            raise
+
+
 class Place:
-    """A request's, from when it may go to its end."""
+    """A request's at the workers, from when it may go to its end."""
 
     def __init__(self, admission: "Admission", waiter: _Waiter, tenant: str, began: float) -> None:
         self._admission = admission
@@ -87,7 +122,8 @@ class Place:
 
 class Admission:
     """clock: seconds, the one that Request.deadline is on. window: what the workers take now; None when they take
-    nothing, and whoever asks them hears why. weight: a tenant's share."""
+    nothing, and whoever asks them hears why. weight: a tenant's share. on_refused: told of each call that found no room
+    or no time before it was read."""
 
     def __init__(
         self,
@@ -96,45 +132,59 @@ class Admission:
         clock: Callable[[], float],
         window: Callable[[], Window | None] = lambda: None,
         weight: Callable[[str], float] = lambda tenant: 1.0,
+        on_refused: Callable[[Exhausted], None] = lambda refusal: None,
     ) -> None:
+        self.on_refused = on_refused
         self._bounds = bounds
         self._clock = clock
         self._window = window
         self._queue: FairQueue[_Waiter] = FairQueue(weight)
         self._pace = Pace(clock())
         self._held: dict[str, Cost] = {}
-        self._all = self._running = self._uncomputed = NOTHING
+        self._all = self._waiting = self._running = self._uncomputed = NOTHING
+        self._stay_s = self._stays = 0.0
         self._strained_until = -math.inf
 
     @property
     def live(self) -> int:
-        """Requests accepted and not yet ended."""
+        """Requests taken whose answers are not with their clients yet."""
         return self._all.requests
 
     @property
     def waiting(self) -> int:
-        """Of these, those that may not go yet."""
-        return self._all.requests - self._running.requests
+        """Of these, those that have been read and may not go yet."""
+        return self._waiting.requests
 
-    def require_room(self, tenant: str) -> None:
-        """Raises Exhausted when not even the least request would be taken; to be asked before one is read closely."""
-        self._require_bounds(tenant, Cost(requests=1))
+    @contextmanager
+    def hold(self, tenant: str, *, message_bytes: int = 0) -> Iterator[Held]:
+        """A place for a call, for the length of a `with`. Raises Exhausted at once when there is no room for the least
+        that it can be."""
+        held, came = Held(self, tenant), self._clock()
+        held.claim(message_bytes=message_bytes)
+        try:
+            yield held
+        finally:
+            self._count(tenant, NOTHING - held.cost)
+            if held.cost.tokens:  # of the others, most were refused at once
+                self._stay_s = self._stay_s * REMEMBERED + self._clock() - came
+                self._stays = self._stays * REMEMBERED + 1
 
     @asynccontextmanager
     async def enter(self, request: Request) -> AsyncIterator[Place]:
-        """Be live for the length of an `async with`, which begins when the workers may be asked.
+        """Be at the workers for the length of an `async with`, which begins when they may be asked. It is one of a call
+        that holds a place.
 
-        Raises Exhausted at once when there is no room or no time, and DeadlineExpired when the time passes while it
-        waits.
+        Raises Exhausted at once when there is no time, and DeadlineExpired when it passes while the request waits.
         """
+        assert request.tenant in self._held, "what enters has a place"
         cost, now = cost_of(request), self._clock()
-        self._require_bounds(request.tenant, cost)
-        self._require_time(request, cost, now)
+        if request.deadline is not None:
+            self.require_time(request.tenant, cost, request.deadline - now)
         waiter = _Waiter(cost, request.deadline, asyncio.get_running_loop().create_future())
         rank = now + request.priority * PRIORITY_S
         self._tick()
         entry = self._queue.push(request.tenant, cost.tokens, rank, waiter)
-        self._hold(request.tenant, cost)
+        self._waiting += cost
         try:
             self.look()
             waiter.waited = not waiter.turn.done()
@@ -145,8 +195,7 @@ class Admission:
             finally:
                 self._end(place)
         finally:
-            self._queue.leave(entry)
-            self._hold(request.tenant, NOTHING - cost)
+            self._leave(entry)
             self.look()
 
     def look(self) -> None:
@@ -156,14 +205,32 @@ class Admission:
         while (entry := self._queue.first()) is not None:
             waiter = entry.item
             if waiter.turn.done():  # cancelled, and about to leave
-                self._queue.leave(entry)
+                self._leave(entry)
             elif self._hopeless(waiter):
-                self._queue.leave(entry)
+                self._leave(entry)
                 waiter.turn.set_exception(self._too_late(0.0))
             elif self._room(waiter.cost, window):
                 self._go(entry)
             else:
                 return
+
+    def change(self, held: Held, cost: Cost) -> None:
+        """For held places to call. Raises Exhausted."""
+        self._require_bounds(held, cost)
+        self._count(held.tenant, cost - held.cost)
+        held.cost = cost
+
+    def require_time(self, tenant: str, cost: Cost, left_s: float) -> None:
+        """Where there is too much to do: it takes its turn, and then its time. Raises Exhausted. For held places to
+        call."""
+        if self._running == NOTHING or not self._full_up():
+            return
+        wait, service = self._pace.wait_s(self._ahead(tenant, cost)), self._service_s(cost)
+        late = MARGIN * (wait + service) - left_s
+        if late > 0:
+            if self._pace.service_s(_work(cost)) < left_s:
+                self._strain()
+            raise self._too_late(min(late, wait or service))
 
     def computed(self, place: Place) -> None:
         """A prompt is computed. For its place to call."""
@@ -180,10 +247,17 @@ class Admission:
 
     def _go(self, entry: Ticketed[_Waiter]) -> None:
         cost = entry.item.cost
+        self._waiting -= cost
         self._queue.go(entry)
         self._running += cost
         self._uncomputed += Cost(requests=1, prompt_tokens=cost.prompt_tokens)
         entry.item.turn.set_result(None)
+
+    def _leave(self, entry: Ticketed[_Waiter]) -> None:
+        """It waits no more; nothing happens the second time."""
+        if not entry.gone:
+            self._waiting -= entry.item.cost
+            self._queue.leave(entry)
 
     async def _wait(self, waiter: _Waiter, tenant: str, now: float) -> None:
         """For its turn. A turn that comes with a cancellation is given back."""
@@ -230,7 +304,7 @@ class Admission:
         if self._running.branches >= STRAIN_BRANCHES:
             self._strained_until = self._clock() + STRAIN_S
 
-    def _hold(self, tenant: str, cost: Cost) -> None:
+    def _count(self, tenant: str, cost: Cost) -> None:
         self._all += cost
         self._held[tenant] = self._held.get(tenant, NOTHING) + cost
         if self._held[tenant] == NOTHING:
@@ -246,31 +320,23 @@ class Admission:
             or self._uncomputed.prompt_tokens + cost.prompt_tokens <= window.prompt_tokens
         )
 
-    def _require_bounds(self, tenant: str, cost: Cost) -> None:
-        """A request that is more than all there can be is taken when nobody else is here."""
-        bounds, held = self._bounds, self._held.get(tenant, NOTHING)
+    def _require_bounds(self, held: Held, cost: Cost) -> None:
+        """A call that is more than all there can be is taken when nobody else is here."""
+        bounds, tenants = self._bounds, self._held.get(held.tenant, NOTHING)
         for name, limit in (
             ("requests", bounds.requests),
             ("tokens", bounds.tokens),
             ("bytes", bounds.bytes),
         ):
-            more, taken, mine = getattr(cost, name), getattr(self._all, name), getattr(held, name)
-            if taken and taken + more > limit:
-                raise self._full(f"{name}: at most {limit} may be live", taken + more - limit, taken)
-            if bounds.shared and mine and mine + more > CROWD_SHARE * (limit - taken):
-                over = mine + more - CROWD_SHARE * (limit - taken)
-                raise self._full(f"{name}: too many of one tenant are live", over, taken)
-
-    def _require_time(self, request: Request, cost: Cost, now: float) -> None:
-        """Where there is too much to do: it takes its turn, and then its time."""
-        if request.deadline is None or self._running == NOTHING or not self._full_up():
-            return
-        wait, service = self._pace.wait_s(self._ahead(request.tenant, cost)), self._service_s(cost)
-        late = now + MARGIN * (wait + service) - request.deadline
-        if late > 0:
-            if self._pace.service_s(_work(cost)) < request.deadline - now:
-                self._strain()
-            raise self._too_late(min(late, wait or service))
+            wanted, own = getattr(cost, name), getattr(held.cost, name)
+            if wanted <= own:
+                continue
+            others, mine = getattr(self._all, name) - own, getattr(tenants, name) - own
+            if others and others + wanted > limit:
+                raise self._full(f"{name}: at most {limit} may be live", others + wanted - limit, others)
+            if bounds.shared and mine and mine + wanted > CROWD_SHARE * (limit - others):
+                over = mine + wanted - CROWD_SHARE * (limit - others)
+                raise self._full(f"{name}: too many of one tenant are live", over, others)
 
     def _service_s(self, cost: Cost) -> float:
         """How long it runs: as long as others of its kind, and no less than its share of what is made takes, beside all
@@ -280,7 +346,7 @@ class Admission:
 
     def _ahead(self, tenant: str, cost: Cost) -> Work:
         """What goes before a request that comes now; as much of it in prompts as of all that waits."""
-        waiting = self._all - self._running
+        waiting = self._waiting
         if not waiting.tokens:
             return NO_WORK
         return _work(waiting).scaled(self._queue.ahead(tenant, cost.tokens) / waiting.tokens)
@@ -291,9 +357,12 @@ class Admission:
             return False
         return self._clock() + self._service_s(waiter.cost) > waiter.deadline
 
-    def _full(self, message: str, over: float, taken: int) -> Exhausted:
-        """over: how much too much it is, of what is taken."""
-        wait = self._pace.wait_s(_work(self._all).scaled(over / taken)) if taken else 0.0
+    def _full(self, message: str, over: float, others: int) -> Exhausted:
+        """over: how much too much it is, beside so much of others. It comes free as fast as the workers do it or, where
+        that is not known, as calls have ended."""
+        share = min(1.0, over / others)
+        stay_s = self._stay_s / self._stays if self._stays else 0.0
+        wait = self._pace.wait_s(_work(self._all).scaled(share)) or stay_s * share
         return Exhausted(message, retry_after_ms=_retry_after_ms(wait))
 
     def _too_late(self, wait_s: float) -> Exhausted:

@@ -6,7 +6,7 @@ the stream ends. However it ends, the answer's generator is closed.
 
 import asyncio
 from collections.abc import AsyncGenerator
-from contextlib import aclosing
+from contextlib import AsyncExitStack
 
 import orjson
 import structlog
@@ -25,7 +25,7 @@ _log = structlog.stdlib.get_logger(__name__)
 
 
 class EventStream(Response):
-    """first: the delta that is already there, taken from `rest`, which the stream closes."""
+    """first: the delta that is already there, taken from `rest`. until_sent: what is let go of then, `rest` with it."""
 
     media_type = "text/event-stream"
 
@@ -34,15 +34,18 @@ class EventStream(Response):
         answer: Answer,
         first: tuple[int, Delta],
         rest: AsyncGenerator[tuple[int, Delta], None],
+        *,
+        until_sent: AsyncExitStack,
     ) -> None:
         super().__init__(headers={"cache-control": "no-cache", "x-accel-buffering": "no"})
         del self.headers["content-length"]
         self._answer = answer
         self._first = first
         self._rest = rest
+        self._until_sent = until_sent
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        async with aclosing(self._rest):
+        async with self._until_sent:
             await send({"type": "http.response.start", "status": 200, "headers": self.raw_headers})
             last = await self._say(send)
             await send({"type": "http.response.body", "body": last, "more_body": False})

@@ -4,17 +4,18 @@ Servicer and HTTP routes call it and translate; the process builds it. It knows 
 no streams but its own deltas.
 """
 
-import asyncio
-from collections.abc import AsyncGenerator, Awaitable, Callable
-from contextlib import aclosing
-from dataclasses import dataclass
+from collections.abc import AsyncGenerator, Awaitable, Callable, Iterable, Sequence
+from contextlib import AbstractContextManager, aclosing
+from dataclasses import dataclass, field
 from datetime import datetime
-from typing import TypeVar
 
 from crossdock.v1 import inference_pb2
 from gateway import prompt, validation
+from gateway.admission import Admission, Held
+from gateway.cost import ONE, TOKEN_BYTES, Cost, cost_of, least_of, most_of, total
 from gateway.generation import Delta, TokenSource, generate
 from gateway.guide_check import refuse_guides
+from gateway.reading import Reading
 from gateway.request import ModelCard, Request
 from gateway.tokenizer import Tokenizer
 from service.errors import ServiceError
@@ -22,16 +23,11 @@ from service.guides import Guide
 from service.metrics import Metrics
 from service.timeline import Instant, Timeline
 
-# Up to here, tokenising costs the event loop less than the way to another thread and back.
-_INLINE_BYTES_MAX = 2048
-
-T = TypeVar("T")
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Frontend:
     """card: the served model as it is known now. ready: whether new work is welcome. monotonic: seconds;
-    wall: for dates that people read. require_room: raises Exhausted when nothing of a tenant would be taken.
+    wall: for dates that people read. admission: where each call holds a place. reading: where what is long is read.
     require_guide: raises InvalidRequest for a guide that cannot be followed, Exhausted when it cannot be told now."""
 
     card: Callable[[], ModelCard]
@@ -43,20 +39,43 @@ class Frontend:
     monotonic: Callable[[], float]
     wall: Callable[[], datetime]
     ready: Callable[[], bool]
-    require_room: Callable[[str], None]
+    admission: Admission
+    reading: Reading = field(default_factory=Reading)
     require_guide: Callable[[Guide, str], Awaitable[None]] = refuse_guides
+
+    def hold(self, tenant: str, message_bytes: int = 0) -> AbstractContextManager[Held]:
+        """A place for a call, from before anything of it is read until all of its answer is with the client. tenant:
+        who asks, as the credential says. Raises Exhausted."""
+        return self.admission.hold(tenant, message_bytes=message_bytes)
+
+    def claim(
+        self,
+        held: Held,
+        specs: Sequence[inference_pb2.GenerationSpec],
+        time_left_s: float | None,
+        *,
+        message_bytes: int | None = None,
+    ) -> None:
+        """A call asks for all of these: its place is for what they may cost at most, before they are read closely.
+        message_bytes: as held.claim has it. Raises Exhausted."""
+        card = self.card()
+        held.claim(total(most_of(spec, card) for spec in specs), message_bytes=message_bytes)
+        if time_left_s is not None:
+            held.require_time(total(least_of(spec, card) for spec in specs), time_left_s)
+
+    def settle(self, held: Held, requests: Iterable[Request]) -> None:
+        """These have come of what it asked for. Raises Exhausted."""
+        held.claim(total(map(cost_of, requests)))
 
     async def accept(
         self,
         spec: inference_pb2.GenerationSpec,
         time_left_s: float | None,
         *,
-        tenant: str,
+        held: Held,
         streamed: bool = False,
     ) -> Request:
-        """tenant: who asks, as the credential says. Raises Exhausted, or as validation.accept. Long texts are
-        tokenised on another thread."""
-        self.require_room(tenant)
+        """One of those that the place is for. Raises as validation.accept. Long texts are read on another thread."""
         card, now, today = self.card(), self.monotonic(), self.wall()
 
         def work() -> Request:
@@ -69,17 +88,19 @@ class Frontend:
                 now=now,
                 today=today,
                 time_left_s=time_left_s,
-                tenant=tenant,
+                tenant=held.tenant,
                 streamed=streamed,
             )
 
-        request = await off_loop(work, 0 if spec.HasField("token_ids") else spec.ByteSize())
+        size = 0 if spec.HasField("token_ids") else spec.ByteSize()
+        request = await self.reading.run(work, tenant=held.tenant, size_bytes=size)
         if request.guide is not None:
-            await self.require_guide(request.guide, tenant)
+            await self.require_guide(request.guide, held.tenant)
         return request
 
     async def generate(self, request: Request) -> AsyncGenerator[Delta, None]:
-        """The answer. Raises ServiceError; closing it cancels the work. Every end is counted once."""
+        """The answer to what was accepted, while its place is held. Raises ServiceError; closing it cancels the work.
+        Every end is counted once."""
         timeline = Timeline()
         timeline.mark(Instant.ACCEPTED, self.monotonic())
         outcome, generated = "cancelled", 0
@@ -108,25 +129,32 @@ class Frontend:
         finally:
             self._measure(request, timeline, outcome, generated)
 
-    async def tokenize(self, asked: inference_pb2.TokenizeRequest) -> tuple[int, ...]:
-        """Raises ModelNotFound or InvalidRequest. An empty text has no tokens, unless the model starts with
+    async def tokenize(self, asked: inference_pb2.TokenizeRequest, *, held: Held) -> tuple[int, ...]:
+        """Raises Exhausted, ModelNotFound or InvalidRequest. An empty text has no tokens, unless the model starts with
         one."""
-        card = self.card()
-        validation.check_tokenize(asked, card, self.tokenizer)
-        tokens_max, today = card.max_model_len, self.wall()
+        card, today, size = self.card(), self.wall(), asked.ByteSize()
+        held.claim(ONE + Cost(bytes=TOKEN_BYTES * size))
 
         def work() -> tuple[int, ...]:
+            validation.check_tokenize(asked, card, self.tokenizer)
+            tokens_max = card.max_model_len
             if asked.WhichOneof("input") == "chat":
                 return prompt.encode_chat(asked.chat, self.tokenizer, tokens_max=tokens_max, today=today)
             special = not asked.HasField("add_special_tokens") or asked.add_special_tokens
             return tuple(self.tokenizer.encode(asked.text, add_special=special))
 
-        return await off_loop(work, asked.ByteSize())
+        return await self.reading.run(work, tenant=held.tenant, size_bytes=size)
 
-    def detokenize(self, asked: inference_pb2.DetokenizeRequest) -> str:
-        """Raises ModelNotFound or InvalidRequest."""
-        validation.check_detokenize(asked, self.card())
-        return self.tokenizer.decode(asked.token_ids, include_special=asked.include_special_tokens)
+    async def detokenize(self, asked: inference_pb2.DetokenizeRequest, *, held: Held) -> str:
+        """Raises Exhausted, ModelNotFound or InvalidRequest."""
+        card, size = self.card(), TOKEN_BYTES * len(asked.token_ids)
+        held.claim(ONE + Cost(bytes=size))
+
+        def work() -> str:
+            validation.check_detokenize(asked, card)
+            return self.tokenizer.decode(asked.token_ids, include_special=asked.include_special_tokens)
+
+        return await self.reading.run(work, tenant=held.tenant, size_bytes=size)
 
     def _measure(self, request: Request, timeline: Timeline, outcome: str, generated: int) -> None:
         self.metrics.count_request(outcome)
@@ -140,8 +168,3 @@ class Frontend:
         whole = timeline.between(Instant.ACCEPTED, Instant.FINISHED)
         if whole is not None:
             self.metrics.observe_whole("gateway", whole)
-
-
-async def off_loop(work: Callable[[], T], size_bytes: int) -> T:
-    """What work makes. size_bytes: of what it looks at; what is large is not looked at on the event loop."""
-    return work() if size_bytes <= _INLINE_BYTES_MAX else await asyncio.to_thread(work)

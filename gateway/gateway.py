@@ -30,6 +30,7 @@ from gateway.http_server import HttpServer
 from gateway.malformed import MalformedMessages
 from gateway.openai_http import openai_app
 from gateway.orchestrator import Orchestrator
+from gateway.reading import Reading
 from gateway.served_model import ServedModel
 from gateway.servicer import InferenceServicer
 from gateway.tokenizer import Tokenizer, load_tokenizer
@@ -87,6 +88,7 @@ class _Gateway:
         self._decodes = self._pool(options.decode_workers, DECODE, hello)
         self._tls = server_tls(options.ssl_certfile, options.ssl_keyfile, options.ssl_ca_certs)
         self._keys = None if options.api_keys is None else ApiKeys(options.api_keys)
+        self._weights = dict(options.tenant_weights)
         self._admission = self._make_admission()
         self._metrics = Metrics(options.metrics_names)
         token = options.control_token
@@ -119,7 +121,8 @@ class _Gateway:
             monotonic=time.monotonic,
             wall=datetime.now,
             ready=lambda: self._ready.is_set() and not self._health.ended,
-            require_room=self._admission.require_room,
+            admission=self._admission,
+            reading=Reading(self._weight),
             require_guide=guide_check.require,
         )
         self._utilization = Utilization(
@@ -214,13 +217,16 @@ class _Gateway:
             bytes=options.queue_bytes_max,
             shared=self._keys is not None,
         )
-        weights = dict(options.tenant_weights)
         return Admission(
             bounds,
             clock=time.monotonic,
             window=lambda: window_of(self._prefills.views(), self._decodes.views()),
-            weight=lambda tenant: weights.get(tenant, 1.0),
+            weight=self._weight,
+            on_refused=lambda refusal: self._metrics.count_request(refusal.reason.lower()),
         )
+
+    def _weight(self, tenant: str) -> float:
+        return self._weights.get(tenant, 1.0)
 
     def _refreshes(self) -> list[Callable[[], None]]:
         return [each.refresh for each in (self._tls, self._keys) if each is not None]

@@ -4,7 +4,7 @@ The frontend calls `generate`; the source below it routes, journals and retries.
 decides, stop strings, and which answers are the best. It knows no wire, no worker and no retry.
 """
 
-from collections.abc import AsyncGenerator, Collection
+from collections.abc import AsyncGenerator, Collection, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass
 from typing import NamedTuple, Protocol
@@ -14,6 +14,9 @@ from gateway.text import TextFold
 from gateway.tokenizer import Tokenizer
 from service.errors import InternalFault
 from service.scores import Scores
+
+PIECE_MAX = 16_384
+"""Tokens of a delta and their alternatives, in all: an eighth of a MiB at eight bytes each, and the text."""
 
 
 class TokenSource(Protocol):
@@ -75,9 +78,11 @@ async def generate(
             async for delta in deltas:
                 yield delta
         return
+    answers = [_Whole() for _ in range(request.best_of)]
     async with aclosing(_all(request, source, tokenizer)) as deltas:
-        kept = [delta async for delta in deltas]
-    for delta in _best(request, kept):
+        async for delta in deltas:
+            answers[delta.choice].add(delta)
+    for delta in _best(request, answers):
         yield delta
 
 
@@ -85,7 +90,7 @@ async def _all(request: Request, source: TokenSource, tokenizer: Tokenizer) -> A
     """Deltas of every choice as they come."""
     tellings = [_Telling(request, tokenizer, choice) for choice in range(request.best_of)]
     ended: set[int] = set()
-    async with aclosing(source.run(request, ended)) as batches:
+    async with aclosing(_pieces(request, source.run(request, ended))) as batches:
         async for batch in batches:
             if batch.choice in ended:
                 continue
@@ -100,23 +105,49 @@ async def _all(request: Request, source: TokenSource, tokenizer: Tokenizer) -> A
     yield delta
 
 
-def _best(request: Request, deltas: list[Delta]) -> list[Delta]:
+async def _pieces(
+    request: Request, batches: AsyncGenerator[TokenBatch, None]
+) -> AsyncGenerator[TokenBatch, None]:
+    """The same, none longer than a message should be: where a client reads late, much comes together."""
+    size = PIECE_MAX // (1 + (request.sampling.logprobs or 0))
+    async with aclosing(batches):
+        async for batch in batches:
+            *firsts, last = range(0, max(1, len(batch.tokens)), size)
+            for start in firsts:
+                tokens = batch.tokens[start : start + size]
+                yield batch._replace(tokens=tokens, end=None, scores=None if start else batch.scores)
+            yield batch._replace(tokens=batch.tokens[last:], scores=None) if last else batch
+
+
+def _best(request: Request, answers: Sequence["_Whole"]) -> list[Delta]:
     """The answers with the highest sum of logprobs, whole, numbered from the best; the earlier one of two equals."""
-    answers = [_whole([each for each in deltas if each.choice == n]) for n in range(request.best_of)]
-    ranked = sorted(answers, key=lambda answer: -sum(token.logprob or 0.0 for token in answer.tokens))
+    whole = [answer.delta() for answer in answers]
+    ranked = sorted(whole, key=lambda answer: -sum(token.logprob or 0.0 for token in answer.tokens))
     best, others = ranked[: request.n], ranked[request.n :]
     shown = [answer._replace(choice=number) for number, answer in enumerate(best)]
     return [*shown[:-1], shown[-1]._replace(unseen_tokens=sum(len(each.tokens) for each in others))]
 
 
-def _whole(deltas: list[Delta]) -> Delta:
+class _Whole:
     """All of one choice as one delta."""
-    return deltas[-1]._replace(
-        text="".join(delta.text for delta in deltas),
-        tokens=tuple(token for delta in deltas for token in delta.tokens),
-        first_position=0,
-        scores=deltas[0].scores,
-    )
+
+    def __init__(self) -> None:
+        self._texts: list[str] = []
+        self._tokens: list[Token] = []
+        self._scores: Scores | None = None
+        self._last: Delta | None = None
+
+    def add(self, delta: Delta) -> None:
+        self._texts.append(delta.text)
+        self._tokens += delta.tokens
+        self._scores = self._scores or delta.scores
+        self._last = delta
+
+    def delta(self) -> Delta:
+        assert self._last is not None, "every choice has ended"
+        return self._last._replace(
+            text="".join(self._texts), tokens=tuple(self._tokens), first_position=0, scores=self._scores
+        )
 
 
 class _Telling:

@@ -8,7 +8,11 @@ from collections.abc import Sequence
 from crossdock.v1 import inference_pb2
 from gateway.generation import Delta, EndOfSequence, Finish, StopString, StopToken
 from gateway.request import EndReason, ModelCard, Request, Token
+from service.errors import FieldViolation, InvalidRequest
 from service.scores import Scores
+
+WHOLE_TEXT_BYTES_MAX = 8 << 20
+"""Of all answers in one message. What else is in it is bounded before anything is computed."""
 
 _REASONS = {
     EndReason.STOP: inference_pb2.FINISH_REASON_STOP,
@@ -36,22 +40,47 @@ def part(
     )
 
 
-def whole(request: Request, deltas: Sequence[Delta]) -> inference_pb2.GenerateResponse:
-    """A complete answer. deltas: of all choices; the last one of each has its finish."""
-    by_choice = [[delta for delta in deltas if delta.choice == choice] for choice in range(request.n)]
-    total = Total(request)
-    for delta in deltas:
-        total.add(delta)
-    usage = total.usage()
-    assert usage is not None, "every choice has ended"
-    return inference_pb2.GenerateResponse(
-        request_id=request.id,
-        prompt_info=_prompt_info(
-            request, usage.cached_tokens, [each[-1].seed for each in by_choice], by_choice[0][0].scores
-        ),
-        outputs=[_output(request, each) for each in by_choice],
-        usage=usage,
-    )
+class Whole:
+    """A complete answer in the making: what is in its message is kept nowhere else."""
+
+    def __init__(self, request: Request) -> None:
+        self._request = request
+        self._total = Total(request)
+        self._texts: list[list[str]] = [[] for _ in range(request.n)]
+        self._text_bytes = 0
+        self._seeds = [0] * request.n
+        self._scores: Scores | None = None
+        outputs = [inference_pb2.SequenceOutput(index=choice) for choice in range(request.n)]
+        self._message = inference_pb2.GenerateResponse(request_id=request.id, outputs=outputs)
+
+    def add(self, delta: Delta) -> None:
+        """Raises InvalidRequest when it has become larger than a message may be."""
+        self._text_bytes += len(delta.text.encode())
+        if self._text_bytes > WHOLE_TEXT_BYTES_MAX:
+            rule = f"the answers have more than {WHOLE_TEXT_BYTES_MAX} bytes of text; they can be streamed"
+            violation = FieldViolation(field="sampling.max_tokens", description=rule)
+            raise InvalidRequest(violation, reason="ANSWER_TOO_LARGE")
+        self._total.add(delta)
+        self._seeds[delta.choice] = delta.seed
+        self._scores = self._scores or delta.scores
+        self._texts[delta.choice].append(delta.text)
+        more = inference_pb2.SequenceOutput(
+            token_ids=[token.token_id for token in delta.tokens],
+            logprobs=_logprobs(self._request, delta.tokens),
+            finish=None if delta.finish is None else _finish(delta.finish),
+        )
+        self._message.outputs[delta.choice].MergeFrom(more)
+
+    def message(self) -> inference_pb2.GenerateResponse:
+        """After the last delta of each choice, which has its finish."""
+        usage, message = self._total.usage(), self._message
+        assert usage is not None, "every choice has ended"
+        for output, texts in zip(message.outputs, self._texts, strict=True):
+            output.text = "".join(texts)
+        message.usage.CopyFrom(usage)
+        info = _prompt_info(self._request, usage.cached_tokens, self._seeds, self._scores)
+        message.prompt_info.CopyFrom(info)
+        return message
 
 
 class Total:
@@ -86,20 +115,6 @@ def model(card: ModelCard) -> inference_pb2.Model:
         vocab_size=card.vocab_size,
         eos_token_ids=card.eos_token_ids,
         digest=card.digest,
-    )
-
-
-def _output(request: Request, deltas: Sequence[Delta]) -> inference_pb2.SequenceOutput:
-    """The whole of one choice."""
-    last = deltas[-1]
-    assert last.finish is not None, "an answer ends with its finish"
-    tokens = [token for delta in deltas for token in delta.tokens]
-    return inference_pb2.SequenceOutput(
-        index=last.choice,
-        text="".join(delta.text for delta in deltas),
-        token_ids=[token.token_id for token in tokens],
-        logprobs=_logprobs(request, tokens),
-        finish=_finish(last.finish),
     )
 
 

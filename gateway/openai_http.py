@@ -5,9 +5,8 @@ validation's, statuses service.status's. Nothing is sent before the first token 
 still has its own status.
 """
 
-import asyncio
 from collections.abc import Callable
-from contextlib import aclosing
+from contextlib import AbstractContextManager, AsyncExitStack, aclosing
 from importlib.metadata import version
 from typing import TypeVar
 
@@ -18,11 +17,15 @@ from starlette.middleware import Middleware
 from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
+from starlette.types import Receive, Scope, Send
 
 from gateway.access import Access
+from gateway.admission import Held
+from gateway.cost import SCORE_BYTES, answer_bytes
 from gateway.disconnect import CancelOnDisconnect
 from gateway.event_stream import EventStream
 from gateway.frontend import Frontend
+from gateway.generation import Delta
 from gateway.http_access import TENANT, HttpAccess
 from gateway.http_request_id import REQUEST_ID, REQUEST_ID_KEY, HttpRequestId
 from gateway.json_fields import JsonObject
@@ -40,6 +43,7 @@ from gateway.openai_schema import (
     tokenize_request,
 )
 from gateway.request import ModelCard
+from gateway.request import Request as Accepted
 from gateway.validation import REQUEST_ID_CHARACTERS_MAX, check_model
 from service.errors import (
     FieldViolation,
@@ -115,14 +119,16 @@ class _Face:
         return _json(self._about(card))
 
     async def tokenize(self, request: Request) -> Response:
-        asked = await self._read(request, tokenize_request)
-        token_ids = await self._frontend.tokenize(asked)
+        with self._hold(request) as held:
+            asked = await self._read(request, held, tokenize_request)
+            token_ids = await self._frontend.tokenize(asked, held=held)
         length = self._frontend.card().tokens_max()
         return _json({"tokens": token_ids, "count": len(token_ids), "max_model_len": length})
 
     async def detokenize(self, request: Request) -> Response:
-        asked = await self._read(request, detokenize_request)
-        return _json({"prompt": self._frontend.detokenize(asked)})
+        with self._hold(request) as held:
+            asked = await self._read(request, held, detokenize_request)
+            return _json({"prompt": await self._frontend.detokenize(asked, held=held)})
 
     async def tokenizer_info(self, request: Request) -> Response:
         """As vLLM has it: what lm-eval needs to split texts by /tokenize instead of by files of its own."""
@@ -150,22 +156,43 @@ class _Face:
     async def _answer(
         self, request: Request, read: Callable[[JsonObject, str], Call], dialect: Dialect
     ) -> Response:
+        """All prompts of a call share its place, and each takes its own turn."""
         request_id = getattr(request.state, REQUEST_ID)
-        call = await self._read(request, lambda body: read(body, request_id))
-        tenant = getattr(request.state, TENANT)
+        async with AsyncExitStack() as stack:
+            held = stack.enter_context(self._hold(request))
+            call = await self._read(request, held, lambda body: read(body, request_id))
+            accepted = await self._accept(request, held, call)
+            created = int(self._frontend.wall().timestamp())
+            answer = Answer(call, accepted, self._frontend.tokenizer, dialect, id=request_id, created=created)
+            deltas = merge([self._frontend.generate(each) for each in accepted])
+            await stack.enter_async_context(aclosing(deltas))
+            if call.stream:
+                first = await anext(deltas)
+                return EventStream(answer, first, deltas, until_sent=stack.pop_all())
+            size = 0
+            async for index, delta in deltas:
+                answer.keep(index, delta)
+                size += _size(delta)
+            body = await self._frontend.reading.run(
+                lambda: orjson.dumps(answer.whole()), tenant=held.tenant, size_bytes=size
+            )
+            return _WholeAnswer(body, until_sent=stack.pop_all())
+        raise AssertionError("a call ends with an answer or a refusal")
+
+    async def _accept(self, request: Request, held: Held, call: Call) -> list[Accepted]:
+        """request: is told how the client names the fields of what is looked at."""
+        request.state.names = call.names[0]
+        size = sum(spec.ByteSize() for spec in call.specs)
+        self._frontend.claim(held, call.specs, None, message_bytes=size)
         accepted = []
         for spec, names in zip(call.specs, call.names, strict=True):
             request.state.names = names
-            accepted.append(await self._frontend.accept(spec, None, tenant=tenant, streamed=call.stream))
-        created = int(self._frontend.wall().timestamp())
-        answer = Answer(call, accepted, self._frontend.tokenizer, dialect, id=request_id, created=created)
-        deltas = merge([self._frontend.generate(each) for each in accepted])
-        if call.stream:
-            return EventStream(answer, await anext(deltas), deltas)
-        async with aclosing(deltas):
-            async for index, delta in deltas:
-                answer.keep(index, delta)
-        return await asyncio.to_thread(lambda: _json(answer.whole()))
+            accepted.append(await self._frontend.accept(spec, None, held=held, streamed=call.stream))
+        self._frontend.settle(held, accepted)
+        return accepted
+
+    def _hold(self, request: Request) -> AbstractContextManager[Held]:
+        return self._frontend.hold(getattr(request.state, TENANT))
 
     def _about(self, card: ModelCard) -> JsonObject:
         return {
@@ -177,8 +204,8 @@ class _Face:
             "max_model_len": card.tokens_max(),
         }
 
-    async def _read(self, request: Request, translate: Callable[[JsonObject], T]) -> T:
-        """The translated body. A large one is read on another thread.
+    async def _read(self, request: Request, held: Held, translate: Callable[[JsonObject], T]) -> T:
+        """The translated body, which counts as it comes. A large one is read on another thread.
 
         Only what says that it is JSON is read: pages in a browser may send anything else to any server.
         """
@@ -191,9 +218,33 @@ class _Face:
                 raise TooLarge(
                     FieldViolation(field="body", description=f"at most {self._body_bytes_max} bytes")
                 )
-        if len(body) <= _INLINE_BYTES_MAX:
-            return translate(_object(body))
-        return await asyncio.to_thread(lambda: translate(_object(body)))
+            held.claim(message_bytes=len(body))
+        return await self._frontend.reading.run(
+            lambda: translate(_object(body)),
+            tenant=held.tenant,
+            size_bytes=len(body),
+            inline_bytes_max=_INLINE_BYTES_MAX,
+        )
+
+
+class _WholeAnswer(Response):
+    """until_sent: what is let go of then."""
+
+    media_type = JSON_TYPE
+
+    def __init__(self, body: bytes, *, until_sent: AsyncExitStack) -> None:
+        super().__init__(body)
+        self._until_sent = until_sent
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        async with self._until_sent:
+            await super().__call__(scope, receive, send)
+
+
+def _size(delta: Delta) -> int:
+    """Bytes that are looked at when it is written."""
+    scores = 0 if delta.scores is None else len(delta.scores.logprobs) * (1 + delta.scores.width)
+    return SCORE_BYTES * scores + sum(answer_bytes(1, len(token.top)) for token in delta.tokens)
 
 
 def _object(body: bytearray) -> JsonObject:

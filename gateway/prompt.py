@@ -8,10 +8,11 @@ from collections.abc import Iterable, Iterator
 from datetime import datetime
 
 from crossdock.v1 import inference_pb2
+from gateway import choices
 from gateway.chat import ChatMessage
 from gateway.tokenizer import Tokenizer
 from service.errors import FieldViolation, InvalidRequest
-from service.orders import prompt_alternatives_max
+from service.orders import SCORES_MAX, prompt_alternatives_max
 from service.ranges import Measures, range_of
 
 _CHARACTERS = range_of(inference_pb2.GenerationSpec, "text", "characters")
@@ -52,6 +53,11 @@ def scores_violations(spec: inference_pb2.GenerationSpec, prompt_tokens: int) ->
     if spec.output.HasField("prompt_logprobs") and spec.output.prompt_logprobs > alternatives_max:
         rule = f"at most {max(0, alternatives_max)} for a prompt of {prompt_tokens} tokens"
         yield FieldViolation(field="output.prompt_logprobs", description=rule)
+
+
+def whole_max(spec: inference_pb2.GenerationSpec) -> int:
+    """Tokens that each answer may have where all of them come in one message."""
+    return SCORES_MAX // (choices.number(spec.sampling) * (1 + spec.output.logprobs))
 
 
 def chat_violations(

@@ -4,11 +4,14 @@ Protobuf messages stop here. It decides nothing: limits are validation's, status
 client that goes away, or whose deadline passes, closes the generator and with it the work on both workers.
 """
 
-from contextlib import aclosing
+from contextlib import AbstractContextManager, aclosing
+
+from google.protobuf.message import Message
 
 from crossdock.v1 import inference_pb2, inference_pb2_grpc
 from gateway import messages
 from gateway.access import Access
+from gateway.admission import Held
 from gateway.calls import Context, Trailer, no_trailer, refusals, write
 from gateway.frontend import Frontend
 from gateway.request import Request
@@ -30,42 +33,40 @@ class InferenceServicer(inference_pb2_grpc.InferenceServiceServicer):
         self, request: inference_pb2.GenerateRequest, context: Context
     ) -> inference_pb2.GenerateResponse:
         async with refusals(context, self._trailer):
-            accepted = await self._accept(request.spec, context, streamed=False)
-            async with aclosing(self._frontend.generate(accepted)) as deltas:
-                whole = messages.whole(accepted, [delta async for delta in deltas])
-            await _send_id(accepted, context)
-            return whole
+            with self._hold(request, context) as held:
+                accepted = await self._accept(held, request.spec, context, streamed=False)
+                whole = messages.Whole(accepted)
+                async with aclosing(self._frontend.generate(accepted)) as deltas:
+                    async for delta in deltas:
+                        whole.add(delta)
+                await _send_id(accepted, context)
+                return whole.message()
         raise AssertionError("a refusal ends the call")
 
     async def GenerateStream(self, request: inference_pb2.GenerateStreamRequest, context: Context) -> None:
         """Writes rather than yields: a write that is cancelled then closes the generator at once."""
         async with refusals(context, self._trailer):
-            accepted = await self._accept(request.spec, context, streamed=True)
-            total = messages.Total(accepted)
-            async with aclosing(self._frontend.generate(accepted)) as deltas:
-                first = True
-                async for delta in deltas:
-                    total.add(delta)
-                    if first:
-                        await _send_id(accepted, context)
-                    part = messages.part(accepted, delta, first=first, usage=total.usage())
-                    await write(context, part)
-                    first = False
+            with self._hold(request, context) as held:
+                accepted = await self._accept(held, request.spec, context, streamed=True)
+                await self._stream(accepted, context)
 
     async def Tokenize(
         self, request: inference_pb2.TokenizeRequest, context: Context
     ) -> inference_pb2.TokenizeResponse:
         async with refusals(context, self._trailer):
-            token_ids = await self._frontend.tokenize(request)
-            length = self._frontend.card().tokens_max()
-            return inference_pb2.TokenizeResponse(token_ids=token_ids, max_model_len=length)
+            with self._hold(request, context) as held:
+                token_ids = await self._frontend.tokenize(request, held=held)
+                length = self._frontend.card().tokens_max()
+                return inference_pb2.TokenizeResponse(token_ids=token_ids, max_model_len=length)
         raise AssertionError("a refusal ends the call")
 
     async def Detokenize(
         self, request: inference_pb2.DetokenizeRequest, context: Context
     ) -> inference_pb2.DetokenizeResponse:
         async with refusals(context, self._trailer):
-            return inference_pb2.DetokenizeResponse(text=self._frontend.detokenize(request))
+            with self._hold(request, context) as held:
+                text = await self._frontend.detokenize(request, held=held)
+                return inference_pb2.DetokenizeResponse(text=text)
         raise AssertionError("a refusal ends the call")
 
     async def ListModels(
@@ -75,15 +76,29 @@ class InferenceServicer(inference_pb2_grpc.InferenceServiceServicer):
             return inference_pb2.ListModelsResponse(models=[messages.model(self._frontend.card())])
         raise AssertionError("a refusal ends the call")
 
+    def _hold(self, request: Message, context: Context) -> AbstractContextManager[Held]:
+        return self._frontend.hold(self._access.tenant(authorization(context)), request.ByteSize())
+
     async def _accept(
-        self, spec: inference_pb2.GenerationSpec, context: Context, *, streamed: bool
+        self, held: Held, spec: inference_pb2.GenerationSpec, context: Context, *, streamed: bool
     ) -> Request:
-        tenant = self._access.tenant(authorization(context))
-        accepted = await self._frontend.accept(
-            spec, context.time_remaining(), tenant=tenant, streamed=streamed
-        )
+        time_left_s = context.time_remaining()
+        self._frontend.claim(held, (spec,), time_left_s)
+        accepted = await self._frontend.accept(spec, time_left_s, held=held, streamed=streamed)
+        self._frontend.settle(held, (accepted,))
         context.set_trailing_metadata(((REQUEST_ID_KEY, accepted.id),))  # a later refusal carries it too
         return accepted
+
+    async def _stream(self, accepted: Request, context: Context) -> None:
+        total, first = messages.Total(accepted), True
+        async with aclosing(self._frontend.generate(accepted)) as deltas:
+            async for delta in deltas:
+                total.add(delta)
+                if first:
+                    await _send_id(accepted, context)
+                part = messages.part(accepted, delta, first=first, usage=total.usage())
+                await write(context, part)
+                first = False
 
 
 async def _send_id(accepted: Request, context: Context) -> None:

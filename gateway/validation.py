@@ -51,7 +51,7 @@ def accept(
     prompt.refuse([*broken, *_broken_rules(spec), *_broken_prompt(spec, tokenizer, measures)])
     token_ids = prompt.truncated(_prompt_token_ids(spec, card, tokenizer, today), spec, card.tokens_max())
     prompt.refuse(prompt.scores_violations(spec, len(token_ids)))
-    max_tokens = _max_tokens(spec, len(token_ids), card)
+    max_tokens = _max_tokens(spec, len(token_ids), card, streamed=streamed)
     return Request(
         id=spec.request_id or new_id(),
         model=card.name,
@@ -144,8 +144,10 @@ def _prompt_token_ids(
     return tuple(spec.token_ids.ids) if kind == "token_ids" else tuple(tokenizer.encode(spec.text))
 
 
-def _max_tokens(spec: inference_pb2.GenerationSpec, prompt_tokens: int, card: ModelCard) -> int:
-    """Asked for, or what the context leaves. The prompt, the answer and their sum have to fit."""
+def _max_tokens(
+    spec: inference_pb2.GenerationSpec, prompt_tokens: int, card: ModelCard, *, streamed: bool
+) -> int:
+    """Asked for, or what the context and a message leave. The prompt, the answer and their sum have to fit."""
     tokens_max = card.tokens_max()
     left = tokens_max - prompt_tokens
     field = _PROMPT_FIELDS[spec.WhichOneof("prompt") or "text"]
@@ -155,11 +157,15 @@ def _max_tokens(spec: inference_pb2.GenerationSpec, prompt_tokens: int, card: Mo
         text = f"{prompt_tokens} tokens; at most {tokens_max}, of which one is left for the answer"
         excess = Excess(most=tokens_max - 1, got=prompt_tokens, unit="token")
         prompt.refuse([FieldViolation(field=field, description=text, excess=excess)])
-    asked = spec.sampling.max_tokens if spec.sampling.HasField("max_tokens") else left
+    whole_max = left if streamed else prompt.whole_max(spec)
+    asked = spec.sampling.max_tokens if spec.sampling.HasField("max_tokens") else min(left, whole_max)
     if asked > left:
         text = f"must be in [1, {left}]: the prompt has {prompt_tokens} of at most {tokens_max} tokens"
         excess = Excess(most=left, got=asked, unit="token")
         prompt.refuse([FieldViolation(field="sampling.max_tokens", description=text, excess=excess)])
+    if asked > whole_max:
+        text = f"at most {whole_max} for so many answers and logprobs in one message; more can be streamed"
+        prompt.refuse([FieldViolation(field="sampling.max_tokens", description=text)])
     if spec.sampling.min_tokens > asked:
         text = f"must be in [0, {asked}], at most max_tokens"
         prompt.refuse([FieldViolation(field="sampling.min_tokens", description=text)])

@@ -16,8 +16,9 @@ from smg_grpc_proto import vllm_engine_pb2_grpc
 
 from gateway import prompt, vllm_messages
 from gateway.access import Access
+from gateway.admission import Held
 from gateway.calls import Context, Trailer, no_trailer, refusals, write
-from gateway.frontend import Frontend, off_loop
+from gateway.frontend import Frontend
 from gateway.generation import Delta
 from gateway.request import Request
 from service.errors import FieldViolation
@@ -48,10 +49,12 @@ class VllmEngineServicer(vllm_engine_pb2_grpc.VllmEngineServicer):
         async with refusals(context, self._trailer):
             self._last_came = self._frontend.wall()
             tenant = self._access.tenant(authorization(context))
-            self._frontend.require_room(tenant)
             request_id = request.request_id or self._frontend.new_id()
-            with self._abortable((tenant, request_id)) as aborted:
-                accepted = await self._accept(request, request_id, tenant, context)
+            with (
+                self._frontend.hold(tenant, request.ByteSize()) as held,
+                self._abortable((tenant, request_id)) as aborted,
+            ):
+                accepted = await self._accept(request, request_id, held, context)
                 answers = _Answers(accepted, streamed=request.stream)
                 async with aclosing(self._frontend.generate(accepted)) as deltas:
                     async for delta in _until(aborted, deltas):
@@ -99,15 +102,19 @@ class VllmEngineServicer(vllm_engine_pb2_grpc.VllmEngineServicer):
         )
 
     async def _accept(
-        self, request: pb.GenerateRequest, request_id: str, tenant: str, context: Context
+        self, request: pb.GenerateRequest, request_id: str, held: Held, context: Context
     ) -> Request:
         """Large messages are copied on another thread, once it is known that they are not too large."""
-        tokens_max = self._frontend.card().tokens_max()
+        tokens_max, size = self._frontend.card().tokens_max(), request.ByteSize()
         prompt.refuse([*vllm_messages.violations(request), *vllm_messages.too_long(request, tokens_max)])
-        spec = await off_loop(lambda: vllm_messages.spec_of(request, request_id), request.ByteSize())
-        return await self._frontend.accept(
-            spec, context.time_remaining(), tenant=tenant, streamed=request.stream
+        spec = await self._frontend.reading.run(
+            lambda: vllm_messages.spec_of(request, request_id), tenant=held.tenant, size_bytes=size
         )
+        time_left_s = context.time_remaining()
+        self._frontend.claim(held, (spec,), time_left_s, message_bytes=size + spec.ByteSize())
+        accepted = await self._frontend.accept(spec, time_left_s, held=held, streamed=request.stream)
+        self._frontend.settle(held, (accepted,))
+        return accepted
 
     @contextmanager
     def _abortable(self, name: _Name) -> Iterator[asyncio.Event]:

@@ -228,7 +228,9 @@ class FrontOptions(Options):
     queue_tokens_max: Tokens = Field(
         16_000_000, description="tokens that these may cost, prompts and answers at their longest"
     )
-    queue_bytes_max: Bytes = Field(1 << 30, description="bytes that the gateway keeps of them")
+    queue_bytes_max: Bytes = Field(
+        4 << 30, description="bytes that the gateway keeps of them, if nobody reads an answer before its end"
+    )
     tenant_weights: Weights = Field(
         (),
         description="shares of tenants when there is a queue, for example acme=4,batch=0.5; default: 1 each",

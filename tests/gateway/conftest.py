@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+import time
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Collection, Sequence
 from contextlib import asynccontextmanager
 from datetime import UTC, datetime
@@ -14,6 +15,7 @@ import orjson
 import pytest
 
 from gateway.access import Access
+from gateway.admission import Admission, Bounds
 from gateway.frontend import Frontend
 from gateway.openai_http import openai_app
 from gateway.request import EndReason, ModelCard, Request, Token, TokenBatch
@@ -131,6 +133,16 @@ def scripted() -> Callable[..., ScriptedSource]:
     return lambda *steps: ScriptedSource(steps)
 
 
+def make_admission(**bounds: Any) -> Admission:
+    return Admission(Bounds(**{"requests": 1000, **bounds}), clock=time.monotonic)
+
+
+@pytest.fixture
+def admission_of() -> Callable[..., Admission]:
+    """Of these bounds."""
+    return make_admission
+
+
 @pytest.fixture(scope="session")
 def frontend_over(card: ModelCard, tokenizer: Tokenizer) -> Callable[..., Frontend]:
     """A frontend over a source. Its clock reads 0, 1, 2, ..., its ids are "id-1", "id-2", ..., its seed is
@@ -148,7 +160,7 @@ def frontend_over(card: ModelCard, tokenizer: Tokenizer) -> Callable[..., Fronte
             "monotonic": lambda: float(next(ticks)),
             "wall": lambda: datetime(2030, 1, 2, tzinfo=UTC),
             "ready": lambda: True,
-            "require_room": lambda tenant: None,
+            "admission": make_admission(),
         }
         return Frontend(**{**given, **changes})
 

@@ -9,6 +9,7 @@ import pytest
 from gateway.admission import RETRY_AFTER_MS, Admission, Bounds, Window
 from gateway.cost import cost_of
 from service.errors import DeadlineExpired, Exhausted
+from tests.fakes.places import entered
 from tests.fakes.scripted_workers import make_request
 
 ONE_AT_A_TIME = Window(branches=1, prompts=1, prompt_tokens=1)
@@ -33,7 +34,7 @@ class Scene:
         request = replace(make_request(**request), tenant=tenant)
 
         async def live():
-            async with self.admission.enter(request) as place:
+            async with entered(self.admission, request) as place:
                 self.went.append(name or tenant)
                 self.ends.append((end, place))
                 await end.wait()
@@ -89,10 +90,9 @@ async def test_as_many_as_the_limit_are_live_and_the_next_is_refused_with_the_nu
         with pytest.raises(Exhausted, match="at most 2") as refusal:
             await (await scene.submit())
         assert refusal.value.retry_after_ms == RETRY_AFTER_MS
-        with pytest.raises(Exhausted, match="at most 2"):
-            scene.admission.require_room("")
+        with pytest.raises(Exhausted, match="at most 2"), scene.admission.hold(""):
+            pass
         await scene.finish()
-        scene.admission.require_room("")
         await scene.submit()
         assert scene.admission.live == 2
 
@@ -244,7 +244,7 @@ async def test_a_crowd_of_one_tenant_leaves_room_for_others():
 async def test_until_anything_is_known_no_deadline_is_refused():
     async with scene_of() as scene:
         for _ in range(5):
-            assert not (await scene.submit(deadline=scene.now + 1e-3)).done()
+            assert not (await scene.submit(deadline=scene.now + 5.0)).done()
 
 
 async def test_who_would_wait_longer_than_its_deadline_is_refused_with_the_time_to_come_back():
@@ -336,7 +336,7 @@ async def test_a_turn_that_is_given_back_costs_its_tenant_nothing():
 async def test_a_request_that_ends_badly_makes_room_too():
     async with scene_of(requests=1) as scene:
         for _ in range(3):
-            with pytest.raises(KeyError):
+            with pytest.raises(KeyError), scene.admission.hold(""):
                 async with scene.admission.enter(make_request()):
                     raise KeyError
         assert scene.admission.live == 0

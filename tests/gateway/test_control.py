@@ -11,7 +11,7 @@ from crossdock.worker.v1 import worker_pb2
 from gateway.admission import Admission, Bounds
 from gateway.attach import DECODE, PREFILL
 from gateway.control import ControlServicer
-from tests.fakes.scripted_workers import ScriptedWorker, make_pool, make_request
+from tests.fakes.scripted_workers import ScriptedWorker, make_pool
 
 
 class Aborted(Exception):
@@ -59,7 +59,7 @@ async def test_the_status_shows_every_worker_and_what_it_is_said_to_do():
     scene.d.load(
         running_sequences=3, waiting_sequences=4, free_blocks=5, finished_sequences=6, borrowed_core_ms=7
     )
-    async with scene.admission.enter(make_request()):
+    with scene.admission.hold(""):
         answer = await scene.control.GetStatus(pb.GetStatusRequest(), Context())
     first, second = answer.workers
     assert answer.live_requests == 1
@@ -111,7 +111,7 @@ async def test_the_books_balance_when_nothing_is_broken_and_an_idle_system_owns_
     scene.p.join()
     scene.d.join()
     if live:
-        async with scene.admission.enter(make_request()):
+        with scene.admission.hold(""):
             answer = await scene.audit(p=EMPTY, d=report)
     else:
         answer = await scene.audit(p=EMPTY, d=report)
@@ -134,7 +134,7 @@ async def test_a_request_that_came_while_the_workers_counted_explains_what_they_
     scene.d.join()
     asked = asyncio.create_task(scene.control.Audit(pb.AuditRequest(), Context()))
     await scene.answer("p", **EMPTY)
-    async with scene.admission.enter(make_request()):
+    with scene.admission.hold(""):
         await scene.answer("d", **OWNING)
         answer = await asked
     assert (answer.live_requests, answer.balanced) == (1, True)

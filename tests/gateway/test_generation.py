@@ -16,7 +16,9 @@ from service.errors import InternalFault, Unavailable
 def ask(frontend_over, scripted):
     async def ask(text="The capital of France is", **fields):
         spec = inference_pb2.GenerationSpec(text=text, **fields)
-        return await frontend_over(scripted()).accept(spec, None, tenant="")
+        frontend = frontend_over(scripted())
+        with frontend.hold("") as held:
+            return await frontend.accept(spec, None, held=held)
 
     return ask
 

@@ -14,6 +14,7 @@ from kvtransfer.ticket import open_sealed
 from service.errors import DeadlineExpired, Exhausted, InternalFault, Unavailable
 from service.orders import AttemptKey
 from service.reports import EndCause, TokenEnd
+from tests.fakes.places import answered
 from tests.fakes.scripted_workers import TICKET_KEY, Say, ScriptedWorker, make_pool, make_request
 
 ANSWER = (11, 12, 13, 14)
@@ -31,13 +32,14 @@ class Clock:
 class Scene:
     """A gateway's orchestrator over so many workers of each role, all ready: p0, p1, ... and d0, d1, ..."""
 
-    def __init__(self, prefills=1, decodes=1, requests_max=8):
+    def __init__(self, prefills=1, decodes=1, requests_max=8, **bounds):
         self.clock, serial = Clock(), itertools.count(1)
         pools = [
             make_pool(dialect, [f"{name}{number}" for number in range(count)], on_change=self._changed)
             for dialect, name, count in ((PREFILL, "p", prefills), (DECODE, "d", decodes))
         ]
-        self.admission = Admission(Bounds(requests=requests_max), clock=lambda: self.clock.now)
+        bounds = Bounds(requests=requests_max, **bounds)
+        self.admission = Admission(bounds, clock=lambda: self.clock.now)
         self.orchestrator = Orchestrator(
             prefills=pools[0],
             decodes=pools[1],
@@ -56,7 +58,10 @@ class Scene:
         self.orchestrator.workers_changed()
 
     def run(self, **request):
-        return self.orchestrator.run(make_request(**{"max_tokens": len(ANSWER), **request}))
+        return self.answer(make_request(**{"max_tokens": len(ANSWER), **request}))
+
+    def answer(self, request, unread=frozenset()):
+        return answered(self.admission, self.orchestrator, request, unread)
 
     def assert_nothing_is_left(self):
         assert self.admission.live == 0
@@ -128,12 +133,8 @@ async def test_the_ticket_names_both_ends_and_the_run_of_tokens():
     reader = Reader(scene.run(prompt=tuple(range(9))))
     reserve = await scene.d[0].hear("reserve")
     ticket = open_sealed(reserve.ticket, TICKET_KEY)
-    assert (ticket.source_id, ticket.source_epoch, ticket.target_id, ticket.target_epoch) == (
-        "p0",
-        7,
-        "d0",
-        7,
-    )
+    ends = (ticket.source_id, ticket.source_epoch, ticket.target_id, ticket.target_epoch)
+    assert ends == ("p0", 7, "d0", 7)
     assert (ticket.request_id, ticket.attempt) == (reserve.sequence.request_id, 1)
     assert (ticket.num_tokens, ticket.first_block, ticket.num_blocks) == (9, 0, 3)
     await reader.leave()

@@ -23,7 +23,7 @@ class Choices:
 
     def __init__(self, scene, unread=frozenset(), **request):
         self.told, self.ends = ([], []), [None, None]
-        run = scene.orchestrator.run(make_request(max_tokens=4, n=2, best_of=2, **request), unread)
+        run = scene.answer(make_request(max_tokens=4, n=2, best_of=2, **request), unread)
         self.task = asyncio.create_task(self._read(run))
 
     async def _read(self, batches):
@@ -134,7 +134,7 @@ async def test_a_search_that_no_worker_can_hold_is_refused_with_the_sizes():
     scene = Scene()
     wide = make_request(max_tokens=3, beam=Beam(width=9))
     with pytest.raises(InvalidRequest, match="beam_width"):
-        await anext(scene.orchestrator.run(wide))
+        await anext(scene.answer(wide))
     scene.assert_nothing_is_left()
 
 
@@ -144,7 +144,7 @@ async def test_answers_of_a_search_come_from_the_decode_worker_alone_and_all_at_
     told = {}
 
     async def read():
-        async with aclosing(scene.orchestrator.run(request)) as batches:
+        async with aclosing(scene.answer(request)) as batches:
             async for batch in batches:
                 told[batch.choice] = ([token.token_id for token in batch.tokens], batch.end)
 
@@ -162,7 +162,7 @@ async def test_answers_of_a_search_come_from_the_decode_worker_alone_and_all_at_
 
 async def test_a_search_that_is_lost_begins_again():
     scene = Scene(decodes=2)
-    run = scene.orchestrator.run(make_request(max_tokens=4, n=2, best_of=2, beam=Beam(width=3)))
+    run = scene.answer(make_request(max_tokens=4, n=2, best_of=2, beam=Beam(width=3)))
     reading = asyncio.ensure_future(anext(run))
     say = await reserved(scene.d[0])
     await scene.p[0].hear("submit")

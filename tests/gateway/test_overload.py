@@ -10,6 +10,7 @@ import pytest
 from gateway.admission import Admission, Bounds, Window
 from service.errors import DeadlineExpired, Exhausted
 from tests.fakes import virtual_time
+from tests.fakes.places import entered
 from tests.fakes.scripted_workers import make_request
 
 PREFILL_TOKENS_S = 2000.0
@@ -57,7 +58,7 @@ class Service:
             self.good[tenant] += 1
 
     async def _serve(self, request):
-        async with self.admission.enter(request) as place, self.seats:
+        async with entered(self.admission, request) as place, self.seats:
             async with self.prefill:
                 await asyncio.sleep(PROMPT / PREFILL_TOKENS_S)
                 self.prefilled += PROMPT
@@ -95,7 +96,7 @@ class Shared(Service):
         self.running = 0
 
     async def _serve(self, request):
-        async with self.admission.enter(request) as place:
+        async with entered(self.admission, request) as place:
             async with self.prefill:
                 await asyncio.sleep(PROMPT / PREFILL_TOKENS_S)
                 self.prefilled += PROMPT
@@ -183,6 +184,6 @@ def test_a_tenant_that_asks_for_a_tenth_of_what_there_is_gets_it_beside_one_that
 
 def test_without_an_early_no_most_work_is_for_nothing(peak, monkeypatch):
     """What the other tests would find if nobody was refused for its deadline."""
-    monkeypatch.setattr(Admission, "_require_time", lambda *_: None)
+    monkeypatch.setattr(Admission, "require_time", lambda *_: None)
     monkeypatch.setattr(Admission, "_hopeless", lambda *_: False)
     assert service_under(a=CAPACITY * 10).ends["good"] < 0.5 * peak

@@ -7,7 +7,7 @@ from gateway.admission import Admission, Bounds, Window
 from gateway.attach import DECODE, PREFILL
 from gateway.utilization import Utilization
 from service.orca import TRAILER_KEY
-from tests.fakes.scripted_workers import ScriptedWorker, make_pool, make_request
+from tests.fakes.scripted_workers import ScriptedWorker, make_pool
 
 
 class Scene:
@@ -38,7 +38,7 @@ async def test_shares_and_counts_are_those_of_the_workers_and_of_what_is_live():
     scene.p.load(free_blocks=100, running_sequences=1, waiting_sequences=1, waiting_tokens=500)
     scene.d.load(free_blocks=40, running_sequences=2)
     scene.e.load(free_blocks=80, running_sequences=4)
-    async with scene.admission.enter(make_request()), scene.admission.enter(make_request()):
+    with scene.admission.hold(""), scene.admission.hold(""):
         report = scene.utilization.report()
     assert dict(report.utilization) == approx({"prefill": 0.25, "decode": 0.55, "requests": 0.2})
     assert report.application_utilization == approx(0.55)

@@ -1,6 +1,7 @@
 """What is accepted and what is refused, field by field."""
 
 import math
+from dataclasses import replace
 from datetime import UTC, datetime
 
 import pytest
@@ -358,3 +359,20 @@ def test_a_model_without_a_template_cannot_chat(take, tokenizer):
             self.chat = None
 
     assert list(refused(take, chat(("user", "hi")), tokenizer=Plain())) == ["chat"]
+
+
+@pytest.mark.parametrize(("n", "logprobs"), [(1, 20), (16, None), (16, 0), (4, 5)])
+def test_an_answer_in_one_message_is_no_longer_than_fits_and_a_stream_may_be(take, card, n, logprobs):
+    large = replace(card, max_model_len=500_000)
+    most = 400_000 // (n * (1 + (logprobs or 0)))
+
+    def asked(**tokens):
+        params = inference_pb2.SamplingParams(n=n, **tokens)
+        return spec(sampling=params, output=inference_pb2.OutputOptions(logprobs=logprobs))
+
+    assert take(asked(max_tokens=most), card=large).stop.max_tokens == most
+    assert take(asked(), card=large).stop.max_tokens == most
+    (rule,) = refused(take, asked(max_tokens=most + 1), card=large).items()
+    assert rule[0] == "sampling.max_tokens" and f"at most {most} " in rule[1]
+    assert take(asked(max_tokens=most + 1), card=large, streamed=True).stop.max_tokens == most + 1
+    assert take(asked(), card=large, streamed=True).stop.max_tokens == 500_000 - 5

@@ -144,14 +144,11 @@ async def test_a_name_is_taken_from_the_first_moment_and_free_after_a_refusal(
         assert (await stub.Generate(asked()).read()).complete.finish_reason == "length"
 
 
-async def test_a_message_is_looked_at_only_where_there_is_room_for_it(frontend_over, scripted):
-    def full(tenant):
-        raise Exhausted("full")
-
-    with pytest.raises(grpc.aio.AioRpcError) as refused:
-        await said(
-            frontend_over(scripted(), require_room=full), asked(logit_bias={-1: 1.0}, structural_tag="x")
-        )
+async def test_a_message_is_looked_at_only_where_there_is_room_for_it(frontend_over, scripted, admission_of):
+    admission = admission_of(requests=1)
+    frontend = frontend_over(scripted(), admission=admission)
+    with admission.hold("other"), pytest.raises(grpc.aio.AioRpcError) as refused:
+        await said(frontend, asked(logit_bias={-1: 1.0}, structural_tag="x"))
     assert refused.value.code() is grpc.StatusCode.RESOURCE_EXHAUSTED
 
 

@@ -11,6 +11,7 @@ from gateway.orchestrator import Orchestrator
 from gateway.window import window_of
 from gateway.worker_pool import WorkerPool, WorkerState
 from service.errors import ServiceError
+from tests.fakes.places import answered
 from tests.simulation.processes import Looped
 from tests.simulation.scenario import KEY
 from tests.simulation.streams import Channel
@@ -68,7 +69,7 @@ class GatewayProcess(Looped):
 
     async def _serve(self, client):
         try:
-            run = self.orchestrator.run(client.request(self.clock()), client.unread)
+            run = answered(self.admission, self.orchestrator, client.request(self.clock()), client.unread)
             async with aclosing(run) as batches:
                 async for batch in batches:
                     client.take(batch)
