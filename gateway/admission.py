@@ -67,7 +67,8 @@ class _Waiter:
 
 
 class Place:
-    """A request's, from when it may go to its end."""
+    """A request's, from when it may go to its end. left: the workers have nothing more to do with it; its client may
+    still have to read."""
 
     def __init__(self, admission: "Admission", waiter: _Waiter, tenant: str, began: float) -> None:
         self._admission = admission
@@ -76,13 +77,25 @@ class Place:
         self.deadline = waiter.deadline
         self.began = began
         self.used = 0
+        self.left = False
+
+    def computed(self) -> None:
+        """The workers have computed its prompt."""
+        if self.used == 0:
+            self._admission.computed(self)
 
     def took(self, tokens: int) -> None:
         """The workers have made so many tokens of its answers; before the first ones they computed its prompt."""
-        if self.used == 0:
-            self._admission.computed(self)
-        self.used += tokens
-        self._admission.did(Work(0, tokens))
+        if tokens:
+            self.computed()
+            self.used += tokens
+            self._admission.did(Work(0, tokens))
+
+    def leave_workers(self) -> None:
+        """What it had of them is there for the next one."""
+        if not self.left:
+            self.left = True
+            self._admission.end(self)
 
 
 class Admission:
@@ -103,7 +116,7 @@ class Admission:
         self._queue: FairQueue[_Waiter] = FairQueue(weight)
         self._pace = Pace(clock())
         self._held: dict[str, Cost] = {}
-        self._all = self._running = self._uncomputed = NOTHING
+        self._all = self._running = self._uncomputed = self._left = NOTHING
         self._strained_until = -math.inf
 
     @property
@@ -114,7 +127,7 @@ class Admission:
     @property
     def waiting(self) -> int:
         """Of these, those that may not go yet."""
-        return self._all.requests - self._running.requests
+        return self._waiting().requests
 
     def require_room(self, tenant: str) -> None:
         """Raises Exhausted when not even the least request would be taken; to be asked before one is read closely."""
@@ -143,7 +156,8 @@ class Admission:
             try:
                 yield place
             finally:
-                self._end(place)
+                place.leave_workers()
+                self._left -= cost
         finally:
             self._queue.leave(entry)
             self._hold(request.tenant, NOTHING - cost)
@@ -178,6 +192,23 @@ class Admission:
         self._tick()
         self._pace.did(work, full=self._full_up())
 
+    def end(self, place: Place) -> None:
+        """The workers have done all they will for a request. For its place to call."""
+        cost, now = place.cost, self._clock()
+        self._tick()
+        self._running -= cost
+        self._left += cost
+        if place.used == 0:
+            self._uncomputed -= Cost(requests=1, prompt_tokens=cost.prompt_tokens)
+        if place.deadline is not None and now > place.deadline - CUT_S:
+            if place.deadline - place.began > self._pace.service_s(_work(cost)):
+                self._strain()
+        elif place.used:
+            used = Work(cost.prompt_tokens, place.used - cost.prompt_tokens)
+            self._pace.ended(_work(cost), used, now - place.began)
+        self._queue.give_back(place.tenant, cost.tokens - place.used)
+        self.look()
+
     def _go(self, entry: Ticketed[_Waiter]) -> None:
         cost = entry.item.cost
         self._queue.go(entry)
@@ -204,20 +235,6 @@ class Admission:
             self._running -= waiter.cost
             self._uncomputed -= Cost(requests=1, prompt_tokens=waiter.cost.prompt_tokens)
             self._queue.give_back(tenant, waiter.cost.tokens)
-
-    def _end(self, place: Place) -> None:
-        cost, now = place.cost, self._clock()
-        self._tick()
-        self._running -= cost
-        if place.used == 0:
-            self._uncomputed -= Cost(requests=1, prompt_tokens=cost.prompt_tokens)
-        if place.deadline is not None and now > place.deadline - CUT_S:
-            if place.deadline - place.began > self._pace.service_s(_work(cost)):
-                self._strain()
-        elif place.used:
-            used = Work(cost.prompt_tokens, place.used - cost.prompt_tokens)
-            self._pace.ended(_work(cost), used, now - place.began)
-        self._queue.give_back(place.tenant, cost.tokens - place.used)
 
     def _tick(self) -> None:
         self._pace.tick(self._clock(), full=self._full_up())
@@ -272,6 +289,9 @@ class Admission:
                 self._strain()
             raise self._too_late(min(late, wait or service))
 
+    def _waiting(self) -> Cost:
+        return self._all - self._running - self._left
+
     def _service_s(self, cost: Cost) -> float:
         """How long it runs: as long as others of its kind, and no less than its share of what is made takes, beside all
         that run."""
@@ -280,7 +300,7 @@ class Admission:
 
     def _ahead(self, tenant: str, cost: Cost) -> Work:
         """What goes before a request that comes now; as much of it in prompts as of all that waits."""
-        waiting = self._all - self._running
+        waiting = self._waiting()
         if not waiting.tokens:
             return NO_WORK
         return _work(waiting).scaled(self._queue.ahead(tenant, cost.tokens) / waiting.tokens)

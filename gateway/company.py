@@ -3,10 +3,12 @@
 The orchestrator holds one for each way that it follows. Decides nothing, talks to nobody.
 """
 
-from collections.abc import Collection, Iterator
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 
+from gateway.admission import Place
+from gateway.arrivals import Arrivals
 from gateway.journal import Journal
+from gateway.request import TokenBatch
 from gateway.router import Route
 from service.orders import AGE_MS_MAX, SequenceOrder
 
@@ -22,15 +24,15 @@ class Parted(Exception):
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Company:
     """journals: at least one. wire_id: name of their attempts between our processes. accepted: when the request was, in
-    seconds on the gateway's clock. tried: routes of former attempts. unread: choices that the reader wants no more
-    of."""
+    seconds on the gateway's clock. tried: routes of former attempts. place: the request's. arrivals: where its tokens
+    go."""
 
     journals: tuple[Journal, ...]
     wire_id: str
     accepted: float
     tried: list[Route]
-    unread: Collection[int]
-    _told: set[int] = field(default_factory=set, init=False)
+    place: Place
+    arrivals: Arrivals
 
     def alone(self, journal: Journal) -> "Company":
         """One of these on its own."""
@@ -40,6 +42,16 @@ class Company:
         """Whether several of them stand at tokens of their own."""
         return len(self.journals) > 1 and any(map(len, self.journals))
 
+    def take(self, batches: list[TokenBatch], computed: bool) -> None:
+        """What an attempt adds. computed: whether it has computed the prompt."""
+        if computed:
+            self.place.computed()
+        tokens = 0
+        for batch in batches:
+            tokens += len(batch.tokens)
+            self.arrivals.put(batch)
+        self.place.took(tokens)
+
     def preempted(self, times: int) -> bool:
         """A worker gave the sequence up, for the so manieth time. False where none had a right to: several are never
         given up."""
@@ -48,17 +60,6 @@ class Company:
     def age_ms(self, now: float) -> int:
         """Since the request was accepted, as far as orders can say it."""
         return min(max(0, int((now - self.accepted) * 1000)), AGE_MS_MAX)
-
-    def read(self) -> bool:
-        """Whether anybody waits for more of any of them."""
-        return any(each.choice not in self.unread for each in self.journals)
-
-    def newly_unread(self) -> Iterator[int]:
-        """Choices that nobody reads any more, each once."""
-        for journal in self.journals:
-            if journal.choice in self.unread and journal.choice not in self._told:
-                self._told.add(journal.choice)
-                yield journal.choice
 
     def order(self, attempt: int) -> SequenceOrder:
         """The next attempt at all of them, without its deadline; what older ones sent ahead of its turn is void."""

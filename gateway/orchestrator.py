@@ -2,20 +2,22 @@
 
 The choices of a request share attempts as long as they stand at the same tokens: their prompt is computed and handed
 over once. After a loss each goes on by itself. Owns the order of things; every step of it is somebody else's. Shows a
-token only after it is in the journal.
+token only after it is in the journal, and waits for no client to read: what a request has of the workers it gives back
+when its last token has come.
 """
 
 import asyncio
 import hmac
-from collections.abc import AsyncGenerator, Callable, Collection
-from contextlib import aclosing
+from collections.abc import AsyncGenerator, Callable, Collection, Coroutine, Iterable
 from dataclasses import replace
 from itertools import count
+from typing import Any
 
 import structlog
 
 from engine.cache.prefix_chain import prefix_scope
-from gateway.admission import Admission
+from gateway.admission import Admission, Place
+from gateway.arrivals import Arrivals
 from gateway.attempt import (
     TOO_LATE,
     Attempt,
@@ -30,7 +32,6 @@ from gateway.company import Company, Parted
 from gateway.journal import Journal
 from gateway.lifecycle import Phase
 from gateway.mailbox import DeadlinePassed, Mailbox, Turnstile
-from gateway.merge import merge
 from gateway.prompt_scores import PromptScores
 from gateway.request import Request, TokenBatch
 from gateway.router import NoRoute, Route, holds, pick
@@ -102,34 +103,44 @@ class Orchestrator:
         work on both workers.
         """
         async with self._admission.enter(request) as place:
-            wire_id = f"{self._wire_prefix}{next(self._numbers)}"
-            journals = _journals(request, wire_id, self._cache_scope(request))
-            together = Company(
-                journals=journals, wire_id=wire_id, accepted=self._clock(), tried=[], unread=unread
-            )
+            arrivals = Arrivals(unread)
+            work = asyncio.ensure_future(self._serve(request, place, arrivals))
+            work.add_done_callback(arrivals.end)
             try:
-                async with aclosing(self._persist(together, attempts=0)) as batches:
-                    async for batch in batches:
-                        place.took(len(batch.tokens))
+                while batches := await arrivals.take():
+                    for batch in batches:
                         yield batch
-                return
-            except Parted as parted:
-                attempts = parted.attempts
-            left = [each for each in journals if not each.ended and each.choice not in unread]
-            ways = [self._persist(together.alone(journal), attempts) for journal in left]
-            async with aclosing(merge(ways)) as merged:
-                async for _, batch in merged:
-                    place.took(len(batch.tokens))
-                    yield batch
+                        arrivals.look()
+            finally:
+                work.cancel()
+                await asyncio.gather(work, return_exceptions=True)
 
-    async def _persist(self, company: Company, attempts: int) -> AsyncGenerator[TokenBatch, None]:
+    async def _serve(self, request: Request, place: Place, arrivals: Arrivals) -> None:
+        """Whatever the workers have to do with it."""
+        wire_id = f"{self._wire_prefix}{next(self._numbers)}"
+        journals = _journals(request, wire_id, self._cache_scope(request))
+        together = Company(
+            journals=journals,
+            wire_id=wire_id,
+            accepted=self._clock(),
+            tried=[],
+            place=place,
+            arrivals=arrivals,
+        )
+        try:
+            await self._persist(together, attempts=0)
+        except Parted as parted:
+            left = [each for each in journals if not each.ended and arrivals.wanted(each.choice)]
+            await _all(self._persist(together.alone(journal), parted.attempts) for journal in left)
+        finally:
+            place.leave_workers()
+
+    async def _persist(self, company: Company, attempts: int) -> None:
         """Attempt after attempt. attempts: how many there have been. Raises Parted when these choices can no longer
         share one."""
         for number in count(attempts + 1):
             try:
-                async with aclosing(self._follow(company, number)) as batches:
-                    async for batch in batches:
-                        yield batch
+                await self._follow(company, number)
                 return
             except AttemptLost as lost:
                 if isinstance(lost, AttemptPreempted) and company.preempted(lost.times):
@@ -142,7 +153,7 @@ class Orchestrator:
                 if company.begun():
                     raise Parted(number) from lost
 
-    async def _follow(self, company: Company, number: int) -> AsyncGenerator[TokenBatch, None]:
+    async def _follow(self, company: Company, number: int) -> None:
         """One attempt, from where the journals stand, whose route is the last of `tried` then. Raises AttemptLost when
         another one should go on."""
         request = company.journals[0].request
@@ -155,14 +166,9 @@ class Orchestrator:
         alarm = self._set_alarm(request, attempt.mailbox)
         try:
             attempt.begin()
-            while attempt.live():
-                for batch in attempt.hear(await attempt.mailbox.take()):
-                    yield batch
-                if company.unread:
-                    for choice in company.newly_unread():
-                        attempt.end_choice(choice)
-                    if not company.read():
-                        return
+            with company.arrivals.followed(attempt.mailbox):
+                while attempt.live():
+                    company.take(attempt.hear(await attempt.mailbox.take()), attempt.computed)
             if attempt.failure is not None:
                 raise attempt.failure
         finally:
@@ -300,3 +306,14 @@ def _journals(request: Request, wire_id: str, scope: bytes) -> tuple[Journal, ..
     return tuple(
         Journal(request, f"{wire_id}.{choice}", scope, choice, scores) for choice in range(request.best_of)
     )
+
+
+async def _all(ways: Iterable[Coroutine[Any, Any, None]]) -> None:
+    """All of them at once; when one fails, the others are stopped."""
+    tasks = [asyncio.ensure_future(way) for way in ways]
+    try:
+        await asyncio.gather(*tasks)
+    finally:
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)

@@ -10,7 +10,7 @@ from gateway.attach import DECODE, PREFILL
 from gateway.attempt import Attempt, AttemptLost, AttemptPreempted, HandOffLost, Target, WorkerFailed
 from gateway.journal import Journal
 from gateway.lifecycle import LIVE, Phase
-from gateway.mailbox import DeadlinePassed, Delivery, Mailbox, Turnstile, WorkerLost
+from gateway.mailbox import DeadlinePassed, Delivery, Mailbox, Turnstile, Unwanted, WorkerLost
 from gateway.request import EndReason
 from kvtransfer.identity import Identity
 from kvtransfer.ticket import mint, open_sealed
@@ -58,7 +58,7 @@ class Scene:
     def tell(self, sender, *letters):
         batches = self.attempt.hear([Delivery(sender=sender, letter=letter) for letter in letters])
         self.heard += [token.token_id for batch in batches for token in batch.tokens]
-        return batches[0] if batches else None
+        return batches[-1] if batches else None
 
     def reach(self, phase):
         """Bring the attempt into a phase by the shortest way."""
@@ -353,9 +353,17 @@ def test_a_choice_that_is_not_read_any_more_is_ended_once_and_not_shown():
     scene = pair_computing()
     say = scene.say
     scene.tell("p", say.token(0, 11, choice=0), say.token(0, 11, choice=1))
-    scene.attempt.end_choice(0)
-    scene.attempt.end_choice(0)
+    scene.tell("", Unwanted(choice=0), Unwanted(choice=0))
     assert scene.d.kinds() == ["reserve", "end_choice"]
     assert scene.tell("d", say.adopted, say.token(1, 12, choice=0), say.token(1, 12, choice=1)) == {1: [12]}
     scene.tell("d", say.token(2, 13, TokenEnd.LENGTH, choice=1))
     assert scene.attempt.phase is Phase.DONE
+
+
+def test_an_attempt_whose_choices_nobody_reads_is_over():
+    scene = pair_computing()
+    scene.tell("p", scene.say.token(0, 11, choice=0), scene.say.token(0, 11, choice=1))
+    scene.tell("", Unwanted(choice=0), Unwanted(choice=1))
+    assert not scene.attempt.live() and scene.attempt.failure is None
+    scene.attempt.close()
+    assert (scene.p.kinds(), scene.d.kinds()) == (["submit", "cancel"], ["reserve", "end_choice", "cancel"])

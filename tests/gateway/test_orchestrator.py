@@ -31,13 +31,15 @@ class Clock:
 class Scene:
     """A gateway's orchestrator over so many workers of each role, all ready: p0, p1, ... and d0, d1, ..."""
 
-    def __init__(self, prefills=1, decodes=1, requests_max=8):
+    def __init__(self, prefills=1, decodes=1, requests_max=8, window=None):
         self.clock, serial = Clock(), itertools.count(1)
         pools = [
             make_pool(dialect, [f"{name}{number}" for number in range(count)], on_change=self._changed)
             for dialect, name, count in ((PREFILL, "p", prefills), (DECODE, "d", decodes))
         ]
-        self.admission = Admission(Bounds(requests=requests_max), clock=lambda: self.clock.now)
+        self.admission = Admission(
+            Bounds(requests=requests_max), clock=lambda: self.clock.now, window=lambda: window
+        )
         self.orchestrator = Orchestrator(
             prefills=pools[0],
             decodes=pools[1],
