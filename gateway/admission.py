@@ -91,6 +91,10 @@ class Place:
             self.used += tokens
             self._admission.did(Work(0, tokens))
 
+    def pause_s(self) -> float:
+        """After which the workers will probably have done as much as it is."""
+        return self._admission.pause_s(self)
+
     def leave_workers(self) -> None:
         """What it had of them is there for the next one."""
         if not self.left:
@@ -191,6 +195,10 @@ class Admission:
         """So much is done. For places to call."""
         self._tick()
         self._pace.did(work, full=self._full_up())
+
+    def pause_s(self, place: Place) -> float:
+        """How long so much takes as a request is. For its place to ask."""
+        return _retry_after_ms(self._pace.wait_s(_work(place.cost))) / 1000
 
     def end(self, place: Place) -> None:
         """The workers have done all they will for a request. For its place to call."""

@@ -14,7 +14,7 @@ from gateway.mailbox import DeadlinePassed, Delivery, Letter, Mailbox, Unwanted,
 from gateway.request import TokenBatch
 from gateway.worker_pool import WorkerRecord
 from kvtransfer.ticket import Ticket, seal
-from service.errors import DeadlineExpired, Exhausted, GuideFailed, InternalFault, ServiceError
+from service.errors import DeadlineExpired, GuideFailed, InternalFault, ServiceError
 from service.orders import SequenceOrder, to_spec
 from service.reports import (
     AdoptedReport,
@@ -27,7 +27,6 @@ from service.reports import (
 )
 
 TOO_LATE = "the deadline passed before the answer was complete"
-RETRY_AFTER_MS = 1000
 
 
 class AttemptLost(Exception):
@@ -44,6 +43,14 @@ class AttemptPreempted(AttemptLost):
 
 class HandOffLost(AttemptLost):
     """The blocks did not get from one worker to the other."""
+
+
+class WorkerFull(AttemptLost):
+    """A worker takes no more now. address: its."""
+
+    def __init__(self, what: str, address: str) -> None:
+        super().__init__(what)
+        self.address = address
 
 
 class WorkerFailed(AttemptLost):
@@ -242,7 +249,7 @@ class Attempt:
     def _ended(self, sender: str, report: EndedReport) -> None:
         match report.cause:
             case EndCause.EXHAUSTED:
-                self._fail(sender, Exhausted("the workers' queues are full", retry_after_ms=RETRY_AFTER_MS))
+                self._fail(sender, WorkerFull(_line(sender, report), sender))
             case EndCause.INVALID:
                 self._fail(sender, InternalFault("a worker refused what the gateway had accepted"))
             case EndCause.GUIDE_FAILED if self._order.guide is not None:

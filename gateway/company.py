@@ -24,23 +24,28 @@ class Parted(Exception):
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Company:
     """journals: at least one. wire_id: name of their attempts between our processes. accepted: when the request was, in
-    seconds on the gateway's clock. tried: routes of former attempts. place: the request's. arrivals: where its tokens
-    go."""
+    seconds on the gateway's clock. tried: routes of former attempts. full: addresses of workers that took no more since
+    the last attempt that was taken up. place: the request's. arrivals: where its tokens go."""
 
     journals: tuple[Journal, ...]
     wire_id: str
     accepted: float
     tried: list[Route]
+    full: set[str]
     place: Place
     arrivals: Arrivals
 
     def alone(self, journal: Journal) -> "Company":
         """One of these on its own."""
-        return replace(self, journals=(journal,), wire_id=journal.wire_id, tried=list(self.tried))
+        return replace(self, journals=(journal,), wire_id=journal.wire_id, tried=list(self.tried), full=set())
 
     def begun(self) -> bool:
+        """Whether there are tokens already."""
+        return any(map(len, self.journals))
+
+    def parted(self) -> bool:
         """Whether several of them stand at tokens of their own."""
-        return len(self.journals) > 1 and any(map(len, self.journals))
+        return len(self.journals) > 1 and self.begun()
 
     def take(self, batches: list[TokenBatch], computed: bool) -> None:
         """What an attempt adds. computed: whether it has computed the prompt."""
@@ -51,6 +56,13 @@ class Company:
             tokens += len(batch.tokens)
             self.arrivals.put(batch)
         self.place.took(tokens)
+
+    def note_full(self, address: str | None) -> None:
+        """An attempt was refused there; None for one that was taken up."""
+        if address is None:
+            self.full.clear()
+        else:
+            self.full.add(address)
 
     def preempted(self, times: int) -> bool:
         """A worker gave the sequence up, for the so manieth time. False where none had a right to: several are never

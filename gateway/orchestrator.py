@@ -26,6 +26,7 @@ from gateway.attempt import (
     HandOffLost,
     Target,
     WorkerFailed,
+    WorkerFull,
 )
 from gateway.breakers import Breakers
 from gateway.company import Company, Parted
@@ -38,7 +39,14 @@ from gateway.router import NoRoute, Route, holds, pick
 from gateway.worker_pool import WorkerPool, WorkerRecord
 from kvtransfer.identity import Identity
 from kvtransfer.ticket import Ticket, mint
-from service.errors import AttemptsLost, DeadlineExpired, FieldViolation, InvalidRequest, Unavailable
+from service.errors import (
+    AttemptsLost,
+    DeadlineExpired,
+    Exhausted,
+    FieldViolation,
+    InvalidRequest,
+    Unavailable,
+)
 from service.orders import SequenceOrder
 
 ATTEMPTS_MAX = 4
@@ -124,6 +132,7 @@ class Orchestrator:
             wire_id=wire_id,
             accepted=self._clock(),
             tried=[],
+            full=set(),
             place=place,
             arrivals=arrivals,
         )
@@ -148,9 +157,14 @@ class Orchestrator:
                     continue
                 name = company.journals[0].request.id
                 structlog.get_logger().warning("attempt lost", request_id=name, attempt=number, why=str(lost))
-                if len(company.tried) == ATTEMPTS_MAX:
-                    raise AttemptsLost("every attempt was lost") from lost
-                if company.begun():
+                company.note_full(lost.address if isinstance(lost, WorkerFull) else None)
+                if company.full and not company.begun():
+                    company.tried.pop()  # nothing is lost, and each worker says so once
+                elif len(company.tried) == ATTEMPTS_MAX:
+                    raise (
+                        _exhausted(company) if company.full else AttemptsLost("every attempt was lost")
+                    ) from lost
+                if company.parted():
                     raise Parted(number) from lost
 
     async def _follow(self, company: Company, number: int) -> None:
@@ -199,7 +213,8 @@ class Orchestrator:
 
     async def _route(self, company: Company, order: SequenceOrder) -> Route:
         """The best workers. A first attempt finds some at once or is refused; it waits a little where those that there
-        are stand still, and so does a later one: what it lost may be coming back."""
+        are stand still, and so does a later one: what it lost may be coming back. Where all are full, an answer that
+        has begun waits for room."""
         request = company.journals[0].request
         began = self._clock()
         while True:
@@ -211,27 +226,33 @@ class Orchestrator:
                 order,
                 tried=company.tried,
                 broken=self._breakers.avoided(self._clock()),
+                full=company.full,
             )
-            if isinstance(route, Route):
+            if isinstance(route, NoRoute):
+                self._require_room(order)
+                patient = route.frozen or order.key.attempt > 1
+                give_up = began + (REROUTE_WAIT_S if patient else 0)
+                if not await self._change(changed, give_up, request):
+                    reason = f"NO_{route.pool.upper()}_WORKER"
+                    raise Unavailable(f"no {route.pool} worker can serve this now", reason=reason)
+            elif not route.meets(company.full):
                 return route
-            self._require_room(order)
-            patient = route.frozen or order.key.attempt > 1
-            give_up = began + (REROUTE_WAIT_S if patient else 0)
-            await self._wait(changed, give_up, request, route)
+            elif not company.begun():
+                raise _exhausted(company)
+            else:
+                await self._change(changed, self._clock() + company.place.pause_s(), request)
+                company.full.clear()
 
-    async def _wait(self, changed: asyncio.Event, give_up: float, request: Request, missing: NoRoute) -> None:
-        """Wait for the workers to change. Raises Unavailable or DeadlineExpired when there is no time left for it."""
-        until = give_up if request.deadline is None else min(give_up, request.deadline)
+    async def _change(self, changed: asyncio.Event, until: float, request: Request) -> bool:
+        """Wait for the workers to change; False when there was no change until then. Raises DeadlineExpired."""
+        end = until if request.deadline is None else min(until, request.deadline)
         try:
-            async with asyncio.timeout(max(0.0, until - self._clock())):
+            async with asyncio.timeout(max(0.0, end - self._clock())):
                 await changed.wait()
         except TimeoutError:
-            if changed.is_set():  # in the last moment
-                return
-            if until < give_up:
+            if end < until and not changed.is_set():
                 raise DeadlineExpired(TOO_LATE) from None
-            reason = f"NO_{missing.pool.upper()}_WORKER"
-            raise Unavailable(f"no {missing.pool} worker can serve this now", reason=reason) from None
+        return changed.is_set()
 
     def _cache_scope(self, request: Request) -> bytes:
         return prefix_scope(
@@ -306,6 +327,10 @@ def _journals(request: Request, wire_id: str, scope: bytes) -> tuple[Journal, ..
     return tuple(
         Journal(request, f"{wire_id}.{choice}", scope, choice, scores) for choice in range(request.best_of)
     )
+
+
+def _exhausted(company: Company) -> Exhausted:
+    return Exhausted("the workers' queues are full", retry_after_ms=round(company.place.pause_s() * 1000))
 
 
 async def _all(ways: Iterable[Coroutine[Any, Any, None]]) -> None:

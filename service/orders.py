@@ -145,6 +145,11 @@ class SequenceOrder:
         """What was already emitted."""
         return self.token_ids[self.prompt_tokens :]
 
+    def comes_back(self) -> bool:
+        """Whether workers have served it before and it was given up or lost: to refuse it would end an answer that has
+        begun."""
+        return self.preemptions > 0 or len(self.token_ids) > self.prompt_tokens
+
     def length_limit(self) -> int:
         """Tokens in all at which the answer is complete."""
         return self.prompt_tokens + self.max_tokens

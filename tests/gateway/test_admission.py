@@ -281,6 +281,16 @@ async def test_what_a_client_takes_to_read_is_no_time_of_the_workers():
         assert 1000 <= refusal.value.retry_after_ms <= 4000
 
 
+async def test_a_request_that_the_workers_did_not_take_comes_again_when_as_much_as_it_is_done():
+    async with scene_of() as scene:
+        await scene.submit()
+        assert scene.ends[0][1].pause_s() == RETRY_AFTER_MS / 1000
+        await scene.finish()
+        await measured(scene, seconds_each=3.0)
+        await scene.submit()
+        assert scene.ends[0][1].pause_s() == pytest.approx(3.0, rel=0.3)
+
+
 async def test_a_full_queue_says_how_long_it_takes_to_make_room():
     async with scene_of(requests=4) as scene:
         for _ in range(3):

@@ -7,14 +7,22 @@ from types import SimpleNamespace
 import pytest
 
 from gateway.attach import DECODE, PREFILL
-from gateway.attempt import Attempt, AttemptLost, AttemptPreempted, HandOffLost, Target, WorkerFailed
+from gateway.attempt import (
+    Attempt,
+    AttemptLost,
+    AttemptPreempted,
+    HandOffLost,
+    Target,
+    WorkerFailed,
+    WorkerFull,
+)
 from gateway.journal import Journal
 from gateway.lifecycle import LIVE, Phase
 from gateway.mailbox import DeadlinePassed, Delivery, Mailbox, Turnstile, Unwanted, WorkerLost
 from gateway.request import EndReason
 from kvtransfer.identity import Identity
 from kvtransfer.ticket import mint, open_sealed
-from service.errors import DeadlineExpired, Exhausted, GuideFailed, InternalFault
+from service.errors import DeadlineExpired, GuideFailed, InternalFault
 from service.guides import Guide, GuideKind
 from service.reports import EndCause, TokenEnd
 from tests.fakes.scripted_workers import (
@@ -164,7 +172,7 @@ def test_closing_in_any_phase_cancels_what_was_asked_for_and_books_nothing(phase
 FAILURES = {
     EndCause.CANCELLED: AttemptLost,
     EndCause.INVALID: InternalFault,
-    EndCause.EXHAUSTED: Exhausted,
+    EndCause.EXHAUSTED: WorkerFull,
     EndCause.DRAINING: AttemptLost,
     EndCause.DEADLINE: DeadlineExpired,
     EndCause.TRANSFER_FAILED: HandOffLost,
@@ -186,7 +194,7 @@ def test_an_end_at_a_worker_ends_the_attempt_unless_it_has_said_its_last_word(ph
     owns = sender == "d" and phase in (Phase.ADOPTED, Phase.DECODING)
     given_up = cause is EndCause.PREEMPTED and owns
     assert type(scene.attempt.failure) is (AttemptPreempted if given_up else FAILURES[cause])
-    if cause in (EndCause.INVALID, EndCause.EXHAUSTED, EndCause.DEADLINE):
+    if cause in (EndCause.INVALID, EndCause.DEADLINE):
         assert "10.0.0.1" not in str(scene.attempt.failure), "a client sees no text of a worker"
 
 

@@ -282,18 +282,6 @@ async def test_a_draining_worker_costs_one_attempt_not_all():
     assert scene.d[0].kinds() == ["reserve", "cancel"]
 
 
-async def test_a_refused_answer_is_not_tried_again():
-    scene = Scene(2, 2)
-    reader = Reader(scene.run())
-    say = Say(AttemptKey(request_id="ab-1", attempt=1))
-    await scene.d[0].hear("reserve")
-    scene.d[0].say(say.ended(EndCause.EXHAUSTED))
-    with pytest.raises(Exhausted):
-        await reader.done()
-    assert scene.d[1].kinds() == []
-    scene.assert_nothing_is_left()
-
-
 async def test_what_was_entered_before_a_failure_is_shown_before_it_is_raised():
     scene = Scene()
     batches = scene.run()
