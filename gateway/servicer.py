@@ -9,7 +9,7 @@ from contextlib import aclosing
 from crossdock.v1 import inference_pb2, inference_pb2_grpc
 from gateway import messages
 from gateway.access import Access
-from gateway.calls import Context, Trailer, no_trailer, refusals, write
+from gateway.calls import Context, Trailer, no_trailer, refusals
 from gateway.frontend import Frontend
 from gateway.request import Request
 from service.guard import authorization
@@ -39,7 +39,7 @@ class InferenceServicer(inference_pb2_grpc.InferenceServiceServicer):
 
     async def GenerateStream(self, request: inference_pb2.GenerateStreamRequest, context: Context) -> None:
         """Writes rather than yields: a write that is cancelled then closes the generator at once."""
-        async with refusals(context, self._trailer):
+        async with refusals(context, self._trailer) as call:
             accepted = await self._accept(request.spec, context, streamed=True)
             total = messages.Total(accepted)
             async with aclosing(self._frontend.generate(accepted)) as deltas:
@@ -49,7 +49,7 @@ class InferenceServicer(inference_pb2_grpc.InferenceServiceServicer):
                     if first:
                         await _send_id(accepted, context)
                     part = messages.part(accepted, delta, first=first, usage=total.usage())
-                    await write(context, part)
+                    await call.write(part)
                     first = False
 
     async def Tokenize(

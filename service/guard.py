@@ -1,7 +1,7 @@
 """Asks about every call before it is served: one interceptor for all methods of a server, whatever they are.
 
 What a call must bring is the caller's to say. A message is not even parsed before the answer; no method can be
-forgotten, since none is named here.
+forgotten, since none is named here. What nobody serves is refused here, with our details.
 """
 
 import inspect
@@ -12,7 +12,7 @@ from typing import Any, TypeAlias, cast
 import grpc
 
 from service import status
-from service.errors import Unauthorised
+from service.errors import NotServed, Unauthorised
 
 Handler: TypeAlias = "grpc.RpcMethodHandler[Any, Any] | None"
 Continuation = Callable[[grpc.HandlerCallDetails], Awaitable[Handler]]
@@ -58,7 +58,7 @@ class Guard(grpc.aio.ServerInterceptor):
     ) -> Handler:
         handler = await continuation(handler_call_details)
         if handler is None:
-            return None
+            return _NO_METHOD
         kind = (handler.request_streaming, handler.response_streaming)
         behaviour = next(
             each
@@ -99,6 +99,14 @@ class Guard(grpc.aio.ServerInterceptor):
             return await behaviour(read(request), context)
 
         return generate if inspect.isasyncgenfunction(behaviour) else answer
+
+
+async def _refuse(requests: object, context: Context) -> None:
+    await status.abort(context, NotServed("there is no such method here"))
+
+
+_NO_METHOD: Handler = grpc.stream_stream_rpc_method_handler(_refuse)
+"""Whatever was called: nothing of it is read."""
 
 
 def call_of(method: str, context: Context) -> Call:

@@ -1,8 +1,13 @@
 """What is known of a call before it is served: who asks, from where, and with what."""
 
+import grpc
 import pytest
 
-from service.guard import call_of
+from service.channel import open_channel
+from service.errors import NotServed
+from service.guard import Guard, call_of
+from service.server import bind, create_server
+from service.status import from_rpc_error
 
 
 class Context:
@@ -57,3 +62,20 @@ def test_of_two_credentials_that_differ_neither_counts(metadata, seen):
 def test_names_are_those_of_the_certificate():
     shown = {"x509_common_name": [b"ops"], "x509_subject_alternative_name": [b"a", b"\xff"], "other": [b"no"]}
     assert call_of("/m", Context(shown=shown)).identities == ("a", "\ufffd", "ops")
+
+
+@pytest.mark.parametrize("kind", ["unary_unary", "unary_stream", "stream_unary", "stream_stream"])
+async def test_a_method_that_nobody_serves_is_refused_with_our_details_and_unread(kind):
+    server = create_server([Guard(lambda call: None)])
+    port = bind(server, "127.0.0.1:0")
+    await server.start()
+    async with open_channel(f"127.0.0.1:{port}") as channel:
+        many, streamed = kind.startswith("stream"), kind.endswith("stream")
+        call = getattr(channel, kind)("/crossdock.v1.InferenceService/Nothing")(
+            iter([b"x"]) if many else b"x", timeout=10
+        )
+        with pytest.raises(grpc.aio.AioRpcError) as refusal:
+            await (call.read() if streamed else call)
+    error = from_rpc_error(refusal.value)
+    assert isinstance(error, NotServed) and error.reason == "NOT_SERVED"
+    await server.stop(None)
