@@ -254,8 +254,6 @@ class Attempt:
                 self._fail(sender, InternalFault("a worker refused what the gateway had accepted"))
             case EndCause.GUIDE_FAILED if self._order.guide is not None:
                 self._fail(sender, GuideFailed())
-            case EndCause.DEADLINE:
-                self._fail(sender, DeadlineExpired(TOO_LATE))
             case EndCause.PREEMPTED if self._may_preempt(sender):
                 self._ended_by = sender
                 self._fail(sender, AttemptPreempted(f"{sender}: preempted", report.preemptions))

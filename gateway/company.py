@@ -74,11 +74,11 @@ class Company:
         return min(max(0, int((now - self.accepted) * 1000)), AGE_MS_MAX)
 
     def order(self, attempt: int) -> SequenceOrder:
-        """The next attempt at all of them, without its deadline; what older ones sent ahead of its turn is void."""
+        """The next attempt at all of them; what older ones sent ahead of its turn is void."""
         orders = []
         for journal in self.journals:
             journal.begin()
-            orders.append(journal.order(attempt, None))
+            orders.append(journal.order(attempt))
         choices = tuple(choice for each in orders for choice in each.choices)
         key = orders[0].key._replace(request_id=self.wire_id)
         return replace(orders[0], key=key, choices=choices)

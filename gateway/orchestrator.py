@@ -175,7 +175,7 @@ class Orchestrator:
         route = await self._route(company, order)
         company.tried.append(route)
         now = self._clock()
-        order = replace(order, time_left_ms=self._time_left_ms(request), age_ms=company.age_ms(now))
+        order = replace(order, age_ms=company.age_ms(now))
         attempt = self._attempt(company, order, route)
         alarm = self._set_alarm(request, attempt.mailbox)
         try:
@@ -312,11 +312,6 @@ class Orchestrator:
             return None
         left = max(0.0, request.deadline - self._clock())
         return asyncio.get_running_loop().call_later(left, mailbox.put, "", DeadlinePassed())
-
-    def _time_left_ms(self, request: Request) -> int | None:
-        if request.deadline is None:
-            return None
-        return max(1, int((request.deadline - self._clock()) * 1000))
 
 
 def _journals(request: Request, wire_id: str, scope: bytes) -> tuple[Journal, ...]:

@@ -47,11 +47,11 @@ class Scene:
         self.p.join()
         self.d.join()
         self.journal = Journal(make_request(max_tokens=len(ANSWER), stop=(2,), **request), "wire")
-        order = self.journal.order(1, None)
+        order = self.journal.order(1)
         self.say = Say(order.key)
         for token in [self.say.token(*each) for each in enumerate(emitted)]:
             self.journal.take(token)
-        order = self.journal.order(1, None)
+        order = self.journal.order(1)
         self.ticket = self._ticket(order)
         right = Target(worker=target, ticket=self.ticket, ticket_key=TICKET_KEY)
         self.attempt = Attempt(
@@ -174,7 +174,6 @@ FAILURES = {
     EndCause.INVALID: InternalFault,
     EndCause.EXHAUSTED: WorkerFull,
     EndCause.DRAINING: AttemptLost,
-    EndCause.DEADLINE: DeadlineExpired,
     EndCause.TRANSFER_FAILED: HandOffLost,
     EndCause.TICKET_REFUSED: AttemptLost,
     EndCause.INTERNAL: WorkerFailed,
@@ -194,7 +193,7 @@ def test_an_end_at_a_worker_ends_the_attempt_unless_it_has_said_its_last_word(ph
     owns = sender == "d" and phase in (Phase.ADOPTED, Phase.DECODING)
     given_up = cause is EndCause.PREEMPTED and owns
     assert type(scene.attempt.failure) is (AttemptPreempted if given_up else FAILURES[cause])
-    if cause in (EndCause.INVALID, EndCause.DEADLINE):
+    if cause is EndCause.INVALID:
         assert "10.0.0.1" not in str(scene.attempt.failure), "a client sees no text of a worker"
 
 
@@ -305,7 +304,7 @@ class Pair(Scene):
         super().__init__()
         request = self.journal.request
         self.journals = [Journal(request, f"wire.{choice}", choice=choice) for choice in (0, 1)]
-        orders = [journal.order(1, None) for journal in self.journals]
+        orders = [journal.order(1) for journal in self.journals]
         choices = tuple(choice for order in orders for choice in order.choices)
         order = replace(orders[0], key=self.say.key, choices=choices)
         right = Target(worker=self.d.record, ticket=self.ticket, ticket_key=TICKET_KEY)

@@ -377,11 +377,3 @@ async def test_a_deadline_that_passes_stops_the_work_on_both_workers(phase):
     assert scene.d[0].kinds() == ["reserve", "cancel"]
     assert ("cancel" in scene.p[0].kinds()) == (phase in ("computing", "handing over", "adopted"))
     scene.assert_nothing_is_left()
-
-
-async def test_workers_are_told_how_much_time_is_left():
-    scene = Scene()
-    readers = [Reader(scene.run(deadline=deadline)) for deadline in (None, scene.clock.now + 30)]
-    assert [(await scene.d[0].hear("reserve")).sequence.time_left_ms for _ in readers] == [0, 30_000]
-    for reader in readers:
-        await reader.leave()
