@@ -76,7 +76,6 @@ def order_of(engine: Engine, tokens: int) -> SequenceOrder:
         min_p=0.0,
         seed=0,
         logprobs=None,
-        time_left_ms=None,
     )
 
 

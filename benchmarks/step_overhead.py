@@ -256,7 +256,6 @@ def order_of(number: int, context: int, answer: int, mode: str) -> SequenceOrder
         top_k=0,
         min_p=0.0,
         logprobs=None,
-        time_left_ms=None,
         cache_scope=number.to_bytes(32, "big"),
         **MODES[mode],  # type: ignore[arg-type]
     )

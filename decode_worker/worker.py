@@ -199,7 +199,7 @@ class DecodeWorker:
             raise TicketRefused(Reason.SPENT, "in use")
         for key in older:
             self._stop(gateway, key, Waste.SUPERSEDED)
-        queue_requests_max = self._queue_requests_max * (2 if order.preemptions else 1)
+        queue_requests_max = self._queue_requests_max * (2 if order.comes_back() else 1)
         if len(self._reservations.asking()) >= queue_requests_max:
             raise Overloaded(f"{queue_requests_max} requests are queued")
         reservation = Reservation(

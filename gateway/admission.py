@@ -102,7 +102,7 @@ class Held:
 
 
 class Place:
-    """A request's at the workers, from when it may go to its end."""
+    """A request's at the workers, from when it may go until they have nothing more to do with it, which is `left`."""
 
     def __init__(self, admission: "Admission", waiter: _Waiter, tenant: str, began: float) -> None:
         self._admission = admission
@@ -111,13 +111,29 @@ class Place:
         self.deadline = waiter.deadline
         self.began = began
         self.used = 0
+        self.left = False
+
+    def computed(self) -> None:
+        """The workers have computed its prompt."""
+        if self.used == 0:
+            self._admission.computed(self)
 
     def took(self, tokens: int) -> None:
         """The workers have made so many tokens of its answers; before the first ones they computed its prompt."""
-        if self.used == 0:
-            self._admission.computed(self)
-        self.used += tokens
-        self._admission.did(Work(0, tokens))
+        if tokens:
+            self.computed()
+            self.used += tokens
+            self._admission.did(Work(0, tokens))
+
+    def pause_s(self) -> float:
+        """After which the workers will probably have done as much as it is."""
+        return self._admission.pause_s(self)
+
+    def leave_workers(self) -> None:
+        """What it had of them is there for the next one."""
+        if not self.left:
+            self.left = True
+            self._admission.end(self)
 
 
 class Admission:
@@ -193,7 +209,7 @@ class Admission:
             try:
                 yield place
             finally:
-                self._end(place)
+                place.leave_workers()
         finally:
             self._leave(entry)
             self.look()
@@ -245,6 +261,26 @@ class Admission:
         self._tick()
         self._pace.did(work, full=self._full_up())
 
+    def pause_s(self, place: Place) -> float:
+        """How long so much takes as a request is. For its place to ask."""
+        return _retry_after_ms(self._pace.wait_s(_work(place.cost))) / 1000
+
+    def end(self, place: Place) -> None:
+        """The workers have done all they will for a request. For its place to call."""
+        cost, now = place.cost, self._clock()
+        self._tick()
+        self._running -= cost
+        if place.used == 0:
+            self._uncomputed -= Cost(requests=1, prompt_tokens=cost.prompt_tokens)
+        if place.deadline is not None and now > place.deadline - CUT_S:
+            if place.deadline - place.began > self._pace.service_s(_work(cost)):
+                self._strain()
+        elif place.used:
+            used = Work(cost.prompt_tokens, place.used - cost.prompt_tokens)
+            self._pace.ended(_work(cost), used, now - place.began)
+        self._queue.give_back(place.tenant, cost.tokens - place.used)
+        self.look()
+
     def _go(self, entry: Ticketed[_Waiter]) -> None:
         cost = entry.item.cost
         self._waiting -= cost
@@ -278,20 +314,6 @@ class Admission:
             self._running -= waiter.cost
             self._uncomputed -= Cost(requests=1, prompt_tokens=waiter.cost.prompt_tokens)
             self._queue.give_back(tenant, waiter.cost.tokens)
-
-    def _end(self, place: Place) -> None:
-        cost, now = place.cost, self._clock()
-        self._tick()
-        self._running -= cost
-        if place.used == 0:
-            self._uncomputed -= Cost(requests=1, prompt_tokens=cost.prompt_tokens)
-        if place.deadline is not None and now > place.deadline - CUT_S:
-            if place.deadline - place.began > self._pace.service_s(_work(cost)):
-                self._strain()
-        elif place.used:
-            used = Work(cost.prompt_tokens, place.used - cost.prompt_tokens)
-            self._pace.ended(_work(cost), used, now - place.began)
-        self._queue.give_back(place.tenant, cost.tokens - place.used)
 
     def _tick(self) -> None:
         self._pace.tick(self._clock(), full=self._full_up())

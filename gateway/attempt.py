@@ -10,11 +10,11 @@ from dataclasses import dataclass, replace
 from crossdock.worker.v1 import worker_pb2 as pb
 from gateway.journal import Divergence, Journal
 from gateway.lifecycle import LIVE, OWNED_BY_TARGET, Happening, IllegalHappening, Phase, after
-from gateway.mailbox import DeadlinePassed, Delivery, Letter, Mailbox, WorkerLost
+from gateway.mailbox import DeadlinePassed, Delivery, Letter, Mailbox, Unwanted, WorkerLost
 from gateway.request import TokenBatch
 from gateway.worker_pool import WorkerRecord
 from kvtransfer.ticket import Ticket, seal
-from service.errors import DeadlineExpired, Exhausted, GuideFailed, InternalFault, ServiceError
+from service.errors import DeadlineExpired, GuideFailed, InternalFault, ServiceError
 from service.orders import SequenceOrder, to_spec
 from service.reports import (
     AdoptedReport,
@@ -27,7 +27,6 @@ from service.reports import (
 )
 
 TOO_LATE = "the deadline passed before the answer was complete"
-RETRY_AFTER_MS = 1000
 
 
 class AttemptLost(Exception):
@@ -44,6 +43,14 @@ class AttemptPreempted(AttemptLost):
 
 class HandOffLost(AttemptLost):
     """The blocks did not get from one worker to the other."""
+
+
+class WorkerFull(AttemptLost):
+    """A worker takes no more now. address: its."""
+
+    def __init__(self, what: str, address: str) -> None:
+        super().__init__(what)
+        self.address = address
 
 
 class WorkerFailed(AttemptLost):
@@ -70,7 +77,8 @@ class Target:
 class Attempt:
     """journals: of the order's choices. prefill: None where the target computes the prompt as well. target: None for
     answers that end with their first token. cached_tokens: that whoever computes the prompt will probably not have to
-    compute. handed_over: the target has said that the sequence is its own."""
+    compute. computed: somebody has computed the prompt. handed_over: the target has said that the sequence is its
+    own."""
 
     def __init__(
         self,
@@ -85,6 +93,7 @@ class Attempt:
         self.mailbox = mailbox
         self.phase = Phase.ROUTED
         self.failure: AttemptLost | ServiceError | None = None
+        self.computed = False
         self.handed_over = False
         self._journals = {journal.choice: journal for journal in journals}
         self._live = set(self._journals)
@@ -115,29 +124,20 @@ class Attempt:
         self._advance(Happening.SUBMITTED if self._alone else Happening.ASKED)
 
     def live(self) -> bool:
-        return self.phase in LIVE
+        """Whether anything may still come that somebody wants."""
+        return self.phase in LIVE and bool(self._live)
 
     def hear(self, deliveries: list[Delivery]) -> list[TokenBatch]:
-        """The tokens that these deliveries add, choice by choice. When they end the attempt badly, `failure` says how:
-        what was entered in a journal before it is returned all the same."""
-        heard: dict[int, list[TokenBatch]] = {}
+        """The tokens that these deliveries add. When they end the attempt badly, `failure` says how: what was entered
+        in a journal before it is returned all the same."""
+        heard = []
         for delivery in deliveries:
             batch = self._hear(delivery)
             if batch is not None and batch.tokens:
-                heard.setdefault(batch.choice, []).append(batch)
+                heard.append(batch)
             if not self.live():
                 break
-        return [batches[0] if len(batches) == 1 else _joined(batches) for batches in heard.values()]
-
-    def end_choice(self, choice: int) -> None:
-        """Its reader wants no more of it; the others go on."""
-        if choice not in self._live:
-            return
-        self._live.remove(choice)
-        if self._target is not None:
-            key = self._order.key
-            end = pb.EndChoice(request_id=key.request_id, attempt=key.attempt, choice=choice)
-            self._target.worker.attachment.send(pb.DecodeServiceAttachRequest(end_choice=end))
+        return heard
 
     def close(self) -> None:
         """Nobody follows this attempt any more: stop what the workers still do for it."""
@@ -184,6 +184,8 @@ class Attempt:
                 self._fail(sender, WorkerFailed(f"{sender} was lost", sender))
             case DeadlinePassed():
                 self._lose(DeadlineExpired(TOO_LATE))
+            case Unwanted():
+                self._end_choice(letter.choice)
         return None
 
     def _reserved(self, blocks_held: int) -> None:
@@ -220,6 +222,16 @@ class Attempt:
                 self._advance(Happening.LAST_TOKEN)
         return batch
 
+    def _end_choice(self, choice: int) -> None:
+        """Its reader wants no more of it; the others go on."""
+        if choice not in self._live:
+            return
+        self._live.remove(choice)
+        if self._live and self._target is not None:
+            key = self._order.key
+            end = pb.EndChoice(request_id=key.request_id, attempt=key.attempt, choice=choice)
+            self._target.worker.attachment.send(pb.DecodeServiceAttachRequest(end_choice=end))
+
     def _first_token(self, choice: int) -> None:
         """The prompt is computed once each choice has its first token."""
         if choice not in self._first_tokens_due:
@@ -230,19 +242,18 @@ class Attempt:
             self._computed()
 
     def _computed(self) -> None:
+        self.computed = True
         self._computer.computed(self._order.key)
         self._advance(Happening.FIRST_TOKEN)
 
     def _ended(self, sender: str, report: EndedReport) -> None:
         match report.cause:
             case EndCause.EXHAUSTED:
-                self._fail(sender, Exhausted("the workers' queues are full", retry_after_ms=RETRY_AFTER_MS))
+                self._fail(sender, WorkerFull(_line(sender, report), sender))
             case EndCause.INVALID:
                 self._fail(sender, InternalFault("a worker refused what the gateway had accepted"))
             case EndCause.GUIDE_FAILED if self._order.guide is not None:
                 self._fail(sender, GuideFailed())
-            case EndCause.DEADLINE:
-                self._fail(sender, DeadlineExpired(TOO_LATE))
             case EndCause.PREEMPTED if self._may_preempt(sender):
                 self._ended_by = sender
                 self._fail(sender, AttemptPreempted(f"{sender}: preempted", report.preemptions))
@@ -288,14 +299,3 @@ class Attempt:
 
 def _line(sender: str, report: EndedReport) -> str:
     return f"{sender}: {report.cause.name.lower()}: {report.detail}"
-
-
-def _joined(batches: list[TokenBatch]) -> TokenBatch:
-    """What came of one choice, as one batch."""
-    return TokenBatch(
-        tokens=tuple(token for batch in batches for token in batch.tokens),
-        end=batches[-1].end,
-        cached_tokens=max(batch.cached_tokens for batch in batches),
-        choice=batches[0].choice,
-        scores=batches[0].scores,
-    )

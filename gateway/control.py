@@ -2,16 +2,13 @@
 
 import asyncio
 from collections.abc import Callable, Iterator
-from typing import Any
-
-import grpc
 
 from crossdock.v1 import control_pb2 as pb
 from crossdock.v1.control_pb2_grpc import ControlServiceServicer
 from crossdock.worker.v1 import worker_pb2
 from gateway.admission import Admission
+from gateway.calls import Context, refusals
 from gateway.worker_pool import WorkerPool, WorkerRecord, WorkerState
-from service import status
 from service.errors import FieldViolation, InvalidRequest
 
 AUDIT_TIMEOUT_S = 5.0
@@ -41,14 +38,31 @@ class ControlServicer(ControlServiceServicer):
         self._owns = owns
 
     async def GetStatus(  # noqa: N802 (the name is gRPC's)
-        self, request: pb.GetStatusRequest, context: grpc.aio.ServicerContext[Any, Any]
+        self, request: pb.GetStatusRequest, context: Context
     ) -> pb.GetStatusResponse:
+        async with refusals(context):
+            return self._status()
+        raise AssertionError("a refusal ends the call")
+
+    async def Audit(  # noqa: N802
+        self, request: pb.AuditRequest, context: Context
+    ) -> pb.AuditResponse:
+        async with refusals(context):
+            return await self._audit()
+        raise AssertionError("a refusal ends the call")
+
+    async def DrainWorker(  # noqa: N802
+        self, request: pb.DrainWorkerRequest, context: Context
+    ) -> pb.DrainWorkerResponse:
+        async with refusals(context):
+            self._drain(request.worker_id)
+        return pb.DrainWorkerResponse()
+
+    def _status(self) -> pb.GetStatusResponse:
         workers = [_status(role, worker) for role, worker in self._workers()]
         return pb.GetStatusResponse(workers=workers, live_requests=self._admission.live)
 
-    async def Audit(  # noqa: N802
-        self, request: pb.AuditRequest, context: grpc.aio.ServicerContext[Any, Any]
-    ) -> pb.AuditResponse:
+    async def _audit(self) -> pb.AuditResponse:
         before = self._admission.live
         ledgers = await asyncio.gather(*(_ledger(role, worker) for role, worker in self._workers()))
         owners = {each.request_id for ledger in ledgers for each in ledger.owners}
@@ -58,16 +72,13 @@ class ControlServicer(ControlServiceServicer):
         broken = any(each.violations or each.unreachable for each in ledgers)
         return pb.AuditResponse(ledgers=ledgers, live_requests=live, balanced=not (broken or stranded))
 
-    async def DrainWorker(  # noqa: N802
-        self, request: pb.DrainWorkerRequest, context: grpc.aio.ServicerContext[Any, Any]
-    ) -> pb.DrainWorkerResponse:
-        named = [worker for _, worker in self._workers() if worker.worker_id == request.worker_id]
+    def _drain(self, worker_id: str) -> None:
+        named = [worker for _, worker in self._workers() if worker.worker_id == worker_id]
         if not named:
             unknown = FieldViolation(field="worker_id", description="no worker of that name is known")
-            await status.abort(context, InvalidRequest(unknown))
+            raise InvalidRequest(unknown)
         for worker in named:
             worker.drain()
-        return pb.DrainWorkerResponse()
 
     def _workers(self) -> Iterator[tuple[pb.WorkerRole, WorkerRecord]]:
         for role, pool in self._pools:

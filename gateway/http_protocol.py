@@ -79,12 +79,12 @@ class BoundedHttp(HttpToolsProtocol):
         self._refuse(400, "must be an HTTP/1.1 request", "invalid_request")
 
     def _expect_reading(self, unread: int) -> None:
-        """Some of so many bytes, in time."""
+        """Enough of so many bytes, in time. When little enough is left, writing goes on by itself."""
         self._stall = self.loop.call_later(patience.STALL_S, self._look, unread)
 
     def _look(self, unread: int) -> None:
         left = self.transport.get_write_buffer_size()
-        if left >= unread:
+        if unread - left < patience.STALL_BYTES:
             self.transport.abort()
         else:
             self._expect_reading(left)

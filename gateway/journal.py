@@ -85,7 +85,7 @@ class Journal:
                 f"{len(report.scores)} logprobs from token {report.first_position} of the prompt on"
             )
 
-    def order(self, attempt: int, time_left_ms: int | None) -> SequenceOrder:
+    def order(self, attempt: int) -> SequenceOrder:
         """What a worker needs to go on from here."""
         request = self.request
         return SequenceOrder(
@@ -101,7 +101,6 @@ class Journal:
             top_k=request.sampling.top_k,
             min_p=request.sampling.min_p,
             logprobs=request.needed_logprobs(),
-            time_left_ms=time_left_ms,
             cache_scope=self._cache_scope,
             beam=request.beam,
             guide=request.guide,

@@ -1,6 +1,7 @@
 """What the workers have said about one attempt and its coroutine has not read yet. One reader, event loop only.
 
-Bounded by the attempt itself: a worker sends at most one report per token and a handful besides.
+Bounded by the attempt itself: a worker sends at most one report per token and a handful besides. The coroutine waits
+for nothing but its turn: whoever is late to read an answer is late at `gateway.arrivals`.
 """
 
 import asyncio
@@ -23,11 +24,19 @@ class DeadlinePassed:
     """The client waits no longer."""
 
 
-Letter: TypeAlias = Report | WorkerLost | DeadlinePassed
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Unwanted:
+    """The client wants no more of this choice."""
+
+    choice: int
+
+
+Letter: TypeAlias = Report | WorkerLost | DeadlinePassed | Unwanted
 
 
 class Delivery(NamedTuple):
-    """sender: address of the worker that the letter is from, or that it is about; empty for the clock's."""
+    """sender: address of the worker that the letter is from, or that it is about; empty for the clock's and the
+    client's."""
 
     sender: str
     letter: Letter

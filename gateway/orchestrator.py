@@ -2,20 +2,22 @@
 
 The choices of a request share attempts as long as they stand at the same tokens: their prompt is computed and handed
 over once. After a loss each goes on by itself. Owns the order of things; every step of it is somebody else's. Shows a
-token only after it is in the journal.
+token only after it is in the journal, and waits for no client to read: what a request has of the workers it gives back
+when its last token has come.
 """
 
 import asyncio
 import hmac
-from collections.abc import AsyncGenerator, Callable, Collection
-from contextlib import aclosing
+from collections.abc import AsyncGenerator, Callable, Collection, Coroutine, Iterable
 from dataclasses import replace
 from itertools import count
+from typing import Any
 
 import structlog
 
 from engine.cache.prefix_chain import prefix_scope
-from gateway.admission import Admission
+from gateway.admission import Admission, Place
+from gateway.arrivals import Arrivals
 from gateway.attempt import (
     TOO_LATE,
     Attempt,
@@ -24,20 +26,27 @@ from gateway.attempt import (
     HandOffLost,
     Target,
     WorkerFailed,
+    WorkerFull,
 )
 from gateway.breakers import Breakers
 from gateway.company import Company, Parted
 from gateway.journal import Journal
 from gateway.lifecycle import Phase
 from gateway.mailbox import DeadlinePassed, Mailbox, Turnstile
-from gateway.merge import merge
 from gateway.prompt_scores import PromptScores
 from gateway.request import Request, TokenBatch
 from gateway.router import NoRoute, Route, holds, pick
 from gateway.worker_pool import WorkerPool, WorkerRecord
 from kvtransfer.identity import Identity
 from kvtransfer.ticket import Ticket, mint
-from service.errors import AttemptsLost, DeadlineExpired, FieldViolation, InvalidRequest, Unavailable
+from service.errors import (
+    AttemptsLost,
+    DeadlineExpired,
+    Exhausted,
+    FieldViolation,
+    InvalidRequest,
+    Unavailable,
+)
 from service.orders import SequenceOrder
 
 ATTEMPTS_MAX = 4
@@ -102,34 +111,45 @@ class Orchestrator:
         work on both workers.
         """
         async with self._admission.enter(request) as place:
-            wire_id = f"{self._wire_prefix}{next(self._numbers)}"
-            journals = _journals(request, wire_id, self._cache_scope(request))
-            together = Company(
-                journals=journals, wire_id=wire_id, accepted=self._clock(), tried=[], unread=unread
-            )
+            arrivals = Arrivals(unread)
+            work = asyncio.ensure_future(self._serve(request, place, arrivals))
+            work.add_done_callback(arrivals.end)
             try:
-                async with aclosing(self._persist(together, attempts=0)) as batches:
-                    async for batch in batches:
-                        place.took(len(batch.tokens))
+                while batches := await arrivals.take():
+                    for batch in batches:
                         yield batch
-                return
-            except Parted as parted:
-                attempts = parted.attempts
-            left = [each for each in journals if not each.ended and each.choice not in unread]
-            ways = [self._persist(together.alone(journal), attempts) for journal in left]
-            async with aclosing(merge(ways)) as merged:
-                async for _, batch in merged:
-                    place.took(len(batch.tokens))
-                    yield batch
+                        arrivals.look()
+            finally:
+                work.cancel()
+                await asyncio.gather(work, return_exceptions=True)
 
-    async def _persist(self, company: Company, attempts: int) -> AsyncGenerator[TokenBatch, None]:
+    async def _serve(self, request: Request, place: Place, arrivals: Arrivals) -> None:
+        """Whatever the workers have to do with it."""
+        wire_id = f"{self._wire_prefix}{next(self._numbers)}"
+        journals = _journals(request, wire_id, self._cache_scope(request))
+        together = Company(
+            journals=journals,
+            wire_id=wire_id,
+            accepted=self._clock(),
+            tried=[],
+            full=set(),
+            place=place,
+            arrivals=arrivals,
+        )
+        try:
+            await self._persist(together, attempts=0)
+        except Parted as parted:
+            left = [each for each in journals if not each.ended and arrivals.wanted(each.choice)]
+            await _all(self._persist(together.alone(journal), parted.attempts) for journal in left)
+        finally:
+            place.leave_workers()
+
+    async def _persist(self, company: Company, attempts: int) -> None:
         """Attempt after attempt. attempts: how many there have been. Raises Parted when these choices can no longer
         share one."""
         for number in count(attempts + 1):
             try:
-                async with aclosing(self._follow(company, number)) as batches:
-                    async for batch in batches:
-                        yield batch
+                await self._follow(company, number)
                 return
             except AttemptLost as lost:
                 if isinstance(lost, AttemptPreempted) and company.preempted(lost.times):
@@ -137,12 +157,17 @@ class Orchestrator:
                     continue
                 name = company.journals[0].request.id
                 structlog.get_logger().warning("attempt lost", request_id=name, attempt=number, why=str(lost))
-                if len(company.tried) == ATTEMPTS_MAX:
-                    raise AttemptsLost("every attempt was lost") from lost
-                if company.begun():
+                company.note_full(lost.address if isinstance(lost, WorkerFull) else None)
+                if company.full and not company.begun():
+                    company.tried.pop()  # nothing is lost, and each worker says so once
+                elif len(company.tried) == ATTEMPTS_MAX:
+                    raise (
+                        _exhausted(company) if company.full else AttemptsLost("every attempt was lost")
+                    ) from lost
+                if company.parted():
                     raise Parted(number) from lost
 
-    async def _follow(self, company: Company, number: int) -> AsyncGenerator[TokenBatch, None]:
+    async def _follow(self, company: Company, number: int) -> None:
         """One attempt, from where the journals stand, whose route is the last of `tried` then. Raises AttemptLost when
         another one should go on."""
         request = company.journals[0].request
@@ -150,19 +175,14 @@ class Orchestrator:
         route = await self._route(company, order)
         company.tried.append(route)
         now = self._clock()
-        order = replace(order, time_left_ms=self._time_left_ms(request), age_ms=company.age_ms(now))
+        order = replace(order, age_ms=company.age_ms(now))
         attempt = self._attempt(company, order, route)
         alarm = self._set_alarm(request, attempt.mailbox)
         try:
             attempt.begin()
-            while attempt.live():
-                for batch in attempt.hear(await attempt.mailbox.take()):
-                    yield batch
-                if company.unread:
-                    for choice in company.newly_unread():
-                        attempt.end_choice(choice)
-                    if not company.read():
-                        return
+            with company.arrivals.followed(attempt.mailbox):
+                while attempt.live():
+                    company.take(attempt.hear(await attempt.mailbox.take()), attempt.computed)
             if attempt.failure is not None:
                 raise attempt.failure
         finally:
@@ -193,7 +213,8 @@ class Orchestrator:
 
     async def _route(self, company: Company, order: SequenceOrder) -> Route:
         """The best workers. A first attempt finds some at once or is refused; it waits a little where those that there
-        are stand still, and so does a later one: what it lost may be coming back."""
+        are stand still, and so does a later one: what it lost may be coming back. Where all are full, an answer that
+        has begun waits for room."""
         request = company.journals[0].request
         began = self._clock()
         while True:
@@ -205,27 +226,33 @@ class Orchestrator:
                 order,
                 tried=company.tried,
                 broken=self._breakers.avoided(self._clock()),
+                full=company.full,
             )
-            if isinstance(route, Route):
+            if isinstance(route, NoRoute):
+                self._require_room(order)
+                patient = route.frozen or order.key.attempt > 1
+                give_up = began + (REROUTE_WAIT_S if patient else 0)
+                if not await self._change(changed, give_up, request):
+                    reason = f"NO_{route.pool.upper()}_WORKER"
+                    raise Unavailable(f"no {route.pool} worker can serve this now", reason=reason)
+            elif not route.meets(company.full):
                 return route
-            self._require_room(order)
-            patient = route.frozen or order.key.attempt > 1
-            give_up = began + (REROUTE_WAIT_S if patient else 0)
-            await self._wait(changed, give_up, request, route)
+            elif not company.begun():
+                raise _exhausted(company)
+            else:
+                await self._change(changed, self._clock() + company.place.pause_s(), request)
+                company.full.clear()
 
-    async def _wait(self, changed: asyncio.Event, give_up: float, request: Request, missing: NoRoute) -> None:
-        """Wait for the workers to change. Raises Unavailable or DeadlineExpired when there is no time left for it."""
-        until = give_up if request.deadline is None else min(give_up, request.deadline)
+    async def _change(self, changed: asyncio.Event, until: float, request: Request) -> bool:
+        """Wait for the workers to change; False when there was no change until then. Raises DeadlineExpired."""
+        end = until if request.deadline is None else min(until, request.deadline)
         try:
-            async with asyncio.timeout(max(0.0, until - self._clock())):
+            async with asyncio.timeout(max(0.0, end - self._clock())):
                 await changed.wait()
         except TimeoutError:
-            if changed.is_set():  # in the last moment
-                return
-            if until < give_up:
+            if end < until and not changed.is_set():
                 raise DeadlineExpired(TOO_LATE) from None
-            reason = f"NO_{missing.pool.upper()}_WORKER"
-            raise Unavailable(f"no {missing.pool} worker can serve this now", reason=reason) from None
+        return changed.is_set()
 
     def _cache_scope(self, request: Request) -> bytes:
         return prefix_scope(
@@ -286,11 +313,6 @@ class Orchestrator:
         left = max(0.0, request.deadline - self._clock())
         return asyncio.get_running_loop().call_later(left, mailbox.put, "", DeadlinePassed())
 
-    def _time_left_ms(self, request: Request) -> int | None:
-        if request.deadline is None:
-            return None
-        return max(1, int((request.deadline - self._clock()) * 1000))
-
 
 def _journals(request: Request, wire_id: str, scope: bytes) -> tuple[Journal, ...]:
     """One for each choice, with a name that it can go on under by itself."""
@@ -300,3 +322,18 @@ def _journals(request: Request, wire_id: str, scope: bytes) -> tuple[Journal, ..
     return tuple(
         Journal(request, f"{wire_id}.{choice}", scope, choice, scores) for choice in range(request.best_of)
     )
+
+
+def _exhausted(company: Company) -> Exhausted:
+    return Exhausted("the workers' queues are full", retry_after_ms=round(company.place.pause_s() * 1000))
+
+
+async def _all(ways: Iterable[Coroutine[Any, Any, None]]) -> None:
+    """All of them at once; when one fails, the others are stopped."""
+    tasks = [asyncio.ensure_future(way) for way in ways]
+    try:
+        await asyncio.gather(*tasks)
+    finally:
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)

@@ -73,6 +73,10 @@ class Route:
         alone = address == self.prefill
         return Route(prefill=address if alone else None, decode=None if alone else address)
 
+    def meets(self, addresses: Collection[str]) -> bool:
+        """Whether one of its workers is among these."""
+        return self.prefill in addresses or self.decode in addresses
+
     def parts(self) -> frozenset["Route"]:
         """Itself, and each of its workers alone."""
         workers = (Route(prefill=self.prefill, decode=None), Route(prefill=None, decode=self.decode))
@@ -102,9 +106,11 @@ def pick(
     *,
     tried: Collection[Route] = (),
     broken: Collection[Route] = (),
+    full: Collection[str] = (),
 ) -> Route | NoRoute:
     """The workers that are likely to answer first. tried: before, in vain; workers of them only if there are no others.
-    broken: pairs and single workers that have just failed; only if there are no others.
+    broken: pairs and single workers that have just failed; only if there are no others. full: addresses of workers that
+    took no more a moment ago; only if there are no others.
 
     Of the workers that can hold the sequence: a pair, the prefill worker that will have the prompt done first with the
     decode worker that has most room and least to receive; or a decode worker by itself, when what it must compute of
@@ -126,7 +132,7 @@ def pick(
     if not ways:
         missed = generating if order.goes_on() else (*computing, *generating)
         return NoRoute(pool="decode" if order.goes_on() else "prefill", frozen=bool(missed))
-    return _route(min(ways, key=lambda way: _rank(way, guess, tried, broken)))
+    return _route(min(ways, key=lambda way: _rank(way, guess, tried, broken, full)))
 
 
 def holds(worker: WorkerView, order: SequenceOrder) -> bool:
@@ -209,14 +215,18 @@ def _hands_over(way: Way, broken: Collection[Route]) -> bool:
 
 
 def _rank(
-    way: Way, guess: _Guess, tried: Collection[Route], broken: Collection[Route]
-) -> tuple[bool, int, float, int, int]:
+    way: Way,
+    guess: _Guess,
+    tried: Collection[Route],
+    broken: Collection[Route],
+    full: Collection[str],
+) -> tuple[bool, bool, int, float, int, int]:
     """The least is the best."""
     route, (source, target) = _route(way), way
     fails = bool(broken) and not route.parts().isdisjoint(broken)
     first, last = (each.picked if each is not None else 0 for each in (source or target, target))
     whole_ms = guess.whole_ms(source, target)
-    return (fails, _overlap(route, tried), whole_ms, first, last)
+    return (route.meets(full), fails, _overlap(route, tried), whole_ms, first, last)
 
 
 def _moving(workers: Iterable[WorkerView]) -> list[WorkerView]:

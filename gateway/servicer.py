@@ -12,7 +12,7 @@ from crossdock.v1 import inference_pb2, inference_pb2_grpc
 from gateway import messages
 from gateway.access import Access
 from gateway.admission import Held
-from gateway.calls import Context, Trailer, no_trailer, refusals, write
+from gateway.calls import Call, Context, Trailer, no_trailer, refusals
 from gateway.frontend import Frontend
 from gateway.request import Request
 from service.guard import authorization
@@ -45,10 +45,10 @@ class InferenceServicer(inference_pb2_grpc.InferenceServiceServicer):
 
     async def GenerateStream(self, request: inference_pb2.GenerateStreamRequest, context: Context) -> None:
         """Writes rather than yields: a write that is cancelled then closes the generator at once."""
-        async with refusals(context, self._trailer):
+        async with refusals(context, self._trailer) as call:
             with self._hold(request, context) as held:
                 accepted = await self._accept(held, request.spec, context, streamed=True)
-                await self._stream(accepted, context)
+                await self._stream(accepted, context, call)
 
     async def Tokenize(
         self, request: inference_pb2.TokenizeRequest, context: Context
@@ -89,7 +89,7 @@ class InferenceServicer(inference_pb2_grpc.InferenceServiceServicer):
         context.set_trailing_metadata(((REQUEST_ID_KEY, accepted.id),))  # a later refusal carries it too
         return accepted
 
-    async def _stream(self, accepted: Request, context: Context) -> None:
+    async def _stream(self, accepted: Request, context: Context, call: Call) -> None:
         total, first = messages.Total(accepted), True
         async with aclosing(self._frontend.generate(accepted)) as deltas:
             async for delta in deltas:
@@ -97,7 +97,7 @@ class InferenceServicer(inference_pb2_grpc.InferenceServiceServicer):
                 if first:
                     await _send_id(accepted, context)
                 part = messages.part(accepted, delta, first=first, usage=total.usage())
-                await write(context, part)
+                await call.write(part)
                 first = False
 
 

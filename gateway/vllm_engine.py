@@ -17,11 +17,11 @@ from smg_grpc_proto import vllm_engine_pb2_grpc
 from gateway import prompt, vllm_messages
 from gateway.access import Access
 from gateway.admission import Held
-from gateway.calls import Context, Trailer, no_trailer, refusals, write
+from gateway.calls import Context, Trailer, no_trailer, refusals
 from gateway.frontend import Frontend
 from gateway.generation import Delta
 from gateway.request import Request
-from service.errors import FieldViolation
+from service.errors import FieldViolation, NotServed
 from service.guard import authorization
 
 SERVICE = "vllm.grpc.engine.VllmEngine"
@@ -32,6 +32,9 @@ _Name: TypeAlias = tuple[str, str]
 
 def register(server: grpc.aio.Server, frontend: Frontend, access: Access, trailer: Trailer) -> None:
     servicer = VllmEngineServicer(frontend, access, trailer)
+    for method in pb.DESCRIPTOR.services_by_name["VllmEngine"].methods_by_name:
+        if method not in vars(VllmEngineServicer):
+            setattr(servicer, method, _not_served)
     vllm_engine_pb2_grpc.add_VllmEngineServicer_to_server(servicer, server)
 
 
@@ -46,7 +49,7 @@ class VllmEngineServicer(vllm_engine_pb2_grpc.VllmEngineServicer):
         self._running: dict[_Name, asyncio.Event] = {}
 
     async def Generate(self, request: pb.GenerateRequest, context: Context) -> None:
-        async with refusals(context, self._trailer):
+        async with refusals(context, self._trailer) as call:
             self._last_came = self._frontend.wall()
             tenant = self._access.tenant(authorization(context))
             request_id = request.request_id or self._frontend.new_id()
@@ -59,9 +62,9 @@ class VllmEngineServicer(vllm_engine_pb2_grpc.VllmEngineServicer):
                 async with aclosing(self._frontend.generate(accepted)) as deltas:
                     async for delta in _until(aborted, deltas):
                         for part in answers.hear(delta):
-                            await write(context, part)
+                            await call.write(part)
                 for part in answers.rest():
-                    await write(context, part)
+                    await call.write(part)
 
     async def Abort(self, request: pb.AbortRequest, context: Context) -> pb.AbortResponse:
         """What is not running is no mistake."""
@@ -73,33 +76,41 @@ class VllmEngineServicer(vllm_engine_pb2_grpc.VllmEngineServicer):
         return pb.AbortResponse()
 
     async def HealthCheck(self, request: pb.HealthCheckRequest, context: Context) -> pb.HealthCheckResponse:
-        ready = self._frontend.ready()
-        return pb.HealthCheckResponse(healthy=ready, message="ready" if ready else "not ready for requests")
+        async with refusals(context):
+            ready = self._frontend.ready()
+            return pb.HealthCheckResponse(
+                healthy=ready, message="ready" if ready else "not ready for requests"
+            )
+        raise AssertionError("a refusal ends the call")
 
     async def GetModelInfo(
         self, request: pb.GetModelInfoRequest, context: Context
     ) -> pb.GetModelInfoResponse:
-        card = self._frontend.card()
-        return pb.GetModelInfoResponse(
-            model_path=card.name,
-            served_model_name=card.name,
-            is_generation=True,
-            max_context_length=card.tokens_max(),
-            max_req_input_len=card.tokens_max() - 1,
-            vocab_size=card.vocab_size,
-            eos_token_ids=card.eos_token_ids,
-        )
+        async with refusals(context):
+            card = self._frontend.card()
+            return pb.GetModelInfoResponse(
+                model_path=card.name,
+                served_model_name=card.name,
+                is_generation=True,
+                max_context_length=card.tokens_max(),
+                max_req_input_len=card.tokens_max() - 1,
+                vocab_size=card.vocab_size,
+                eos_token_ids=card.eos_token_ids,
+            )
+        raise AssertionError("a refusal ends the call")
 
     async def GetServerInfo(
         self, request: pb.GetServerInfoRequest, context: Context
     ) -> pb.GetServerInfoResponse:
-        return pb.GetServerInfoResponse(
-            active_requests=len(self._running),
-            last_receive_timestamp=self._last_came.timestamp(),
-            uptime_seconds=(self._frontend.wall() - self._started).total_seconds(),
-            server_type="vllm-grpc",
-            data_parallel_size=1,
-        )
+        async with refusals(context):
+            return pb.GetServerInfoResponse(
+                active_requests=len(self._running),
+                last_receive_timestamp=self._last_came.timestamp(),
+                uptime_seconds=(self._frontend.wall() - self._started).total_seconds(),
+                server_type="vllm-grpc",
+                data_parallel_size=1,
+            )
+        raise AssertionError("a refusal ends the call")
 
     async def _accept(
         self, request: pb.GenerateRequest, request_id: str, held: Held, context: Context
@@ -126,6 +137,11 @@ class VllmEngineServicer(vllm_engine_pb2_grpc.VllmEngineServicer):
             yield aborted
         finally:
             del self._running[name]
+
+
+async def _not_served(request: object, context: Context) -> None:
+    async with refusals(context):
+        raise NotServed("this method is not served")
 
 
 class _Answers:

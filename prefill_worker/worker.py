@@ -193,7 +193,7 @@ class PrefillWorker:
         self, gateway: str, order: SequenceOrder, hand_off: HandOff | None, constraint: Constraint | None
     ) -> None:
         """Raises TicketRefused or Overloaded, and then nothing has begun."""
-        queue_requests_max = self._queue_requests_max * (2 if order.preemptions else 1)
+        queue_requests_max = self._queue_requests_max * (2 if order.comes_back() else 1)
         if len(self._attempts) >= queue_requests_max:
             raise Overloaded(f"{queue_requests_max} requests are queued")
         if hand_off is not None and hand_off.ticket.ticket_id in self._holds:

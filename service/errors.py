@@ -5,9 +5,12 @@ ServiceError
 │   ├── TooLarge        the request is not even read
 │   └── GuideFailed     an answer cannot go on within its guide
 ├── ModelNotFound       no such model here
+├── NotServed           no such method here
+├── Incompatible        the two ends are not of versions that understand each other
 ├── Exhausted           a queue or memory is full; try again later
 ├── Unavailable         nobody can serve this now; try again later
-│   └── AttemptsLost    every worker that it was given to was lost
+│   └── AttemptsLost    every worker that it was given to was lost; whether to try again is for people to decide
+├── StreamLost          an answer ended after some of it was shown: what is tried again begins again
 ├── DeadlineExpired     the caller's deadline passed
 ├── Unauthorised        no or wrong credential
 └── InternalFault       a mistake of ours
@@ -82,6 +85,14 @@ class ModelNotFound(ServiceError):
     reason = "MODEL_NOT_FOUND"
 
 
+class NotServed(ServiceError):
+    reason = "NOT_SERVED"
+
+
+class Incompatible(ServiceError):
+    reason = "INCOMPATIBLE"
+
+
 class Exhausted(ServiceError):
     reason = "QUEUE_FULL"
 
@@ -94,7 +105,7 @@ class Exhausted(ServiceError):
 class Unavailable(ServiceError):
     reason = "UNAVAILABLE"
 
-    def __init__(self, message: str, *, reason: str | None = None, retry_after_ms: int = 1000) -> None:
+    def __init__(self, message: str, *, reason: str | None = None, retry_after_ms: int | None = 1000) -> None:
         super().__init__(message, retry_after_ms=retry_after_ms)
         if reason is not None:
             self.reason = reason
@@ -102,6 +113,18 @@ class Unavailable(ServiceError):
 
 class AttemptsLost(Unavailable):
     reason = "ATTEMPTS_LOST"
+
+    def __init__(self, message: str) -> None:
+        super().__init__(message, retry_after_ms=None)
+
+
+class StreamLost(ServiceError):
+    reason = "STREAM_LOST"
+
+    def __init__(self, message: str, *, reason: str | None = None) -> None:
+        super().__init__(message)
+        if reason is not None:
+            self.reason = reason
 
 
 class DeadlineExpired(ServiceError):

@@ -1,7 +1,8 @@
 """Asks about every call before it is served: one interceptor for all methods of a server, whatever they are.
 
 What a call must bring is the caller's to say. A message is not even read before the answer; no method can be forgotten,
-since none is named here but those that are open to everybody, and these get little: small messages, at once.
+since none is named here but those that are open to everybody, and these get little: small messages, at once. What
+nobody serves is refused here, with our details.
 """
 
 import asyncio
@@ -13,7 +14,7 @@ from typing import Any, TypeAlias, cast
 import grpc
 
 from service import status
-from service.errors import DeadlineExpired, FieldViolation, InvalidRequest, ServiceError, TooLarge
+from service.errors import DeadlineExpired, FieldViolation, InvalidRequest, NotServed, ServiceError, TooLarge
 
 Handler: TypeAlias = "grpc.RpcMethodHandler[Any, Any] | None"
 Continuation = Callable[[grpc.HandlerCallDetails], Awaitable[Handler]]
@@ -56,7 +57,7 @@ class Guard(grpc.aio.ServerInterceptor):
         """To gRPC every method takes a stream of messages: the one of any other it would read before it asks us."""
         handler = await continuation(handler_call_details)
         if handler is None:
-            return None
+            return _NO_METHOD
         make: Any = (
             grpc.stream_stream_rpc_method_handler
             if handler.response_streaming
@@ -120,6 +121,14 @@ async def _message(context: Context, seconds: float) -> bytes:
 
 def _violation(rule: str) -> FieldViolation:
     return FieldViolation(field="request", description=rule)
+
+
+async def _refuse(requests: object, context: Context) -> None:
+    await status.abort(context, NotServed("there is no such method here"))
+
+
+_NO_METHOD: Handler = grpc.stream_stream_rpc_method_handler(_refuse)
+"""Whatever was called: nothing of it is read."""
 
 
 def call_of(method: str, context: Context) -> Call:

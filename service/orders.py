@@ -77,12 +77,11 @@ class SequenceOrder:
     answers that go on from these tokens, each by itself. beam: they are the best of a search, None for sampled ones.
     guide: what the text after the prompt must be.
 
-    max_tokens, min_tokens: of the whole answer, counted from the prompt's end. time_left_ms: None for no deadline.
-    cache_scope: orders of one scope share cached prefixes; empty for none. preemptions: how often a worker gave the
-    request up. age_ms: since it was accepted. priority: lower first. prompt_logprobs:
-    alternatives of each token of the prompt, None where nobody asks how likely these are; nothing of a prompt of which
-    somebody does comes from a cache. logit_bias: (token id, bias) by ascending id. The other fields are as in
-    engine.sequence.SamplingParams.
+    max_tokens, min_tokens: of the whole answer, counted from the prompt's end. cache_scope: orders of one scope share
+    cached prefixes; empty for none. preemptions: how often a worker gave the request up. age_ms: since it was accepted.
+    priority: lower first. prompt_logprobs: alternatives of each token of the prompt, None where nobody asks how likely
+    these are; nothing of a prompt of which somebody does comes from a cache. logit_bias: (token id, bias) by ascending
+    id. The other fields are as in engine.sequence.SamplingParams.
     """
 
     key: AttemptKey
@@ -97,7 +96,6 @@ class SequenceOrder:
     top_k: int
     min_p: float
     logprobs: int | None
-    time_left_ms: int | None
     cache_scope: bytes = b""
     beam: Beam | None = None
     guide: Guide | None = None
@@ -144,6 +142,11 @@ class SequenceOrder:
     def answered(self) -> tuple[int, ...]:
         """What was already emitted."""
         return self.token_ids[self.prompt_tokens :]
+
+    def comes_back(self) -> bool:
+        """Whether workers have served it before and it was given up or lost: to refuse it would end an answer that has
+        begun."""
+        return self.preemptions > 0 or len(self.token_ids) > self.prompt_tokens
 
     def length_limit(self) -> int:
         """Tokens in all at which the answer is complete."""
@@ -208,7 +211,6 @@ def to_spec(order: SequenceOrder) -> pb.SequenceSpec:
         top_k=order.top_k,
         min_p=order.min_p,
         logprobs=order.logprobs,
-        time_left_ms=order.time_left_ms or 0,
         cache_scope=order.cache_scope,
         preemptions=order.preemptions,
         age_ms=order.age_ms,
@@ -238,7 +240,6 @@ def from_spec(spec: pb.SequenceSpec, limits: OrderLimits) -> SequenceOrder:
         top_k=spec.top_k,
         min_p=spec.min_p,
         logprobs=spec.logprobs if spec.HasField("logprobs") else None,
-        time_left_ms=spec.time_left_ms or None,
         cache_scope=spec.cache_scope,
         preemptions=spec.preemptions,
         age_ms=spec.age_ms,

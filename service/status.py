@@ -21,10 +21,13 @@ from service.errors import (
     DeadlineExpired,
     Exhausted,
     FieldViolation,
+    Incompatible,
     InternalFault,
     InvalidRequest,
     ModelNotFound,
+    NotServed,
     ServiceError,
+    StreamLost,
     TooLarge,
     Unauthorised,
     Unavailable,
@@ -63,6 +66,18 @@ _TABLE: dict[type[ServiceError], _Row] = {
         openai_type="invalid_request_error",
         fallback="no such model",
     ),
+    NotServed: _Row(
+        code=grpc.StatusCode.UNIMPLEMENTED,
+        http=404,
+        openai_type="invalid_request_error",
+        fallback="no such method",
+    ),
+    Incompatible: _Row(
+        code=grpc.StatusCode.FAILED_PRECONDITION,
+        http=500,
+        openai_type="server_error",
+        fallback="the two ends do not understand each other",
+    ),
     Exhausted: _Row(
         code=grpc.StatusCode.RESOURCE_EXHAUSTED,
         http=429,
@@ -80,6 +95,12 @@ _TABLE: dict[type[ServiceError], _Row] = {
         http=503,
         openai_type="service_unavailable_error",
         fallback="the service cannot be reached",
+    ),
+    StreamLost: _Row(
+        code=grpc.StatusCode.ABORTED,
+        http=503,
+        openai_type="service_unavailable_error",
+        fallback="the answer broke off",
     ),
     DeadlineExpired: _Row(
         code=grpc.StatusCode.DEADLINE_EXCEEDED,
@@ -158,9 +179,9 @@ def from_rpc_error(err: grpc.RpcError) -> ServiceError:
 
 
 def _pushback(error: ServiceError) -> tuple[tuple[str, str], ...]:
-    """When gRPC is to try again by itself. Never what may have cost several workers their lives: that is for people to
-    decide."""
-    if isinstance(error, AttemptsLost):
+    """When gRPC is to try again by itself. Never what may have cost several workers their lives, and nothing of which
+    some was shown: that is for people to decide."""
+    if isinstance(error, AttemptsLost | StreamLost):
         return ((PUSHBACK_KEY, "-1"),)
     return () if error.retry_after_ms is None else ((PUSHBACK_KEY, str(error.retry_after_ms)),)
 

@@ -16,8 +16,17 @@ import grpc
 import structlog
 
 from crossdock.worker.v1 import worker_pb2 as pb
+from service import status
 from service.audit import LedgerFields, to_audit_report
 from service.cache_feed import UNCHANGED, WAITING_MESSAGES_MAX, CacheChanges, CacheFeed
+from service.errors import (
+    Exhausted,
+    FieldViolation,
+    Incompatible,
+    InternalFault,
+    InvalidRequest,
+    Unavailable,
+)
 from service.load import WorkerLoad
 from service.orders import REQUEST_ID_BYTES_MAX, AttemptKey
 from service.outbox import Outbox
@@ -36,10 +45,6 @@ Request: TypeAlias = pb.PrefillServiceAttachRequest | pb.DecodeServiceAttachRequ
 
 
 Submission: TypeAlias = Callable[[str, Any], Action | Later]
-
-
-class _Nonsense(Exception):
-    """A message that no gateway of ours sends. One line, for the peer."""
 
 
 class Worker(Protocol):
@@ -115,9 +120,10 @@ class WorkerRim:
         # A stream that is cut during its first write, with the metadata still to be sent, would never end.
         await context.send_initial_metadata(())
         if self._drained:
-            await context.abort(grpc.StatusCode.UNAVAILABLE, "this worker is ending")
+            await status.abort(context, Unavailable("this worker is ending", reason="DRAINING"))
         if len(self._sessions) >= SESSIONS_MAX:
-            await context.abort(grpc.StatusCode.RESOURCE_EXHAUSTED, f"at most {SESSIONS_MAX} gateways")
+            full = f"at most {SESSIONS_MAX} gateways"
+            await status.abort(context, Exhausted(full, reason="TOO_MANY_GATEWAYS"))
         outbox = self._open(gateway, host)
         reading = asyncio.create_task(self._read(gateway, requests, outbox, host, submission))
         writing = asyncio.create_task(_write(outbox, context))
@@ -296,14 +302,12 @@ async def _greet(requests: AsyncIterator[Any], context: grpc.aio.ServicerContext
     """Read the first message; the name of the gateway's process: other starts of it have other ones."""
     first: Request | None = await anext(requests, None)
     if first is None or first.WhichOneof("message") != "hello":
-        await context.abort(grpc.StatusCode.INVALID_ARGUMENT, "the first message must be hello")
+        await status.abort(context, _wrong("message", "the first one must be hello"))
     hello = first.hello
     if hello.protocol_version != PROTOCOL_VERSION:
-        detail = f"hello.protocol_version: must be {PROTOCOL_VERSION}"
-        await context.abort(grpc.StatusCode.FAILED_PRECONDITION, detail)
+        await status.abort(context, Incompatible(f"hello.protocol_version: must be {PROTOCOL_VERSION}"))
     if not 1 <= len(hello.gateway_id.encode()) <= GATEWAY_ID_BYTES_MAX:
-        detail = f"hello.gateway_id: 1 to {GATEWAY_ID_BYTES_MAX} bytes"
-        await context.abort(grpc.StatusCode.INVALID_ARGUMENT, detail)
+        await status.abort(context, _wrong("hello.gateway_id", f"1 to {GATEWAY_ID_BYTES_MAX} bytes"))
     return f"{hello.gateway_id}/{hello.gateway_epoch}"
 
 
@@ -319,14 +323,18 @@ async def _write(outbox: Outbox[Response], context: grpc.aio.ServicerContext[Any
 async def _cut(context: grpc.aio.ServicerContext[Any, Any], gateway: str, failure: Exception) -> NoReturn:
     """End a stream that cannot be followed any more. All that the gateway had here is dropped already."""
     structlog.get_logger().error("a gateway's stream was cut", gateway=gateway, exc_info=failure)
-    if isinstance(failure, _Nonsense):
-        await context.abort(grpc.StatusCode.INVALID_ARGUMENT, str(failure))
-    await context.abort(grpc.StatusCode.INTERNAL, "what was sent cannot be taken")
-    raise AssertionError("abort returned")
+    if not isinstance(failure, InvalidRequest):
+        failure = InternalFault("what was sent cannot be taken")
+    await status.abort(context, failure)
+
+
+def _wrong(field: str, rule: str) -> InvalidRequest:
+    """Of a message that no gateway of ours sends."""
+    return InvalidRequest(FieldViolation(field=field, description=rule))
 
 
 def _key(message: pb.Cancel | pb.SequenceSpec | pb.EndChoice) -> AttemptKey:
-    """Raises _Nonsense for a name that no answer should repeat."""
+    """Raises InvalidRequest for a name that no answer should repeat."""
     if len(message.request_id.encode()) > REQUEST_ID_BYTES_MAX:
-        raise _Nonsense(f"request_id: at most {REQUEST_ID_BYTES_MAX} bytes")
+        raise _wrong("request_id", f"at most {REQUEST_ID_BYTES_MAX} bytes")
     return AttemptKey(request_id=message.request_id, attempt=message.attempt)

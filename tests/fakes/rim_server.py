@@ -7,6 +7,8 @@ from functools import partial
 from types import SimpleNamespace
 
 import grpc
+from google.rpc.error_details_pb2 import ErrorInfo
+from grpc_status import rpc_status
 
 from crossdock.worker.v1 import worker_pb2 as pb
 from crossdock.worker.v1.worker_pb2_grpc import (
@@ -160,12 +162,13 @@ class Gateway:
         return getattr(message, kind)
 
     async def end(self):
-        """What is still said, and the code that the stream ends with."""
+        """What is still said, and the code that the stream ends with; a refusal has our details."""
         rest = []
         while True:
             try:
                 message = await self.call.read()
             except grpc.aio.AioRpcError as error:
+                assert any(each.Is(ErrorInfo.DESCRIPTOR) for each in rpc_status.from_call(error).details)
                 return rest, error.code()
             if message is grpc.aio.EOF:
                 return rest, await self.call.code()

@@ -204,7 +204,7 @@ class World:
     def _begin(self, client):
         client.attempts += 1
         client.journal.begin()
-        order = client.journal.order(client.attempts, None)
+        order = client.journal.order(client.attempts)
         views = [[node.record.view() for node in nodes] for nodes in (self.prefills, self.decodes)]
         route = pick(*views, order)
         assert isinstance(route, Route) and route.prefill is not None, route

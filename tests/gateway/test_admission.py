@@ -261,6 +261,36 @@ async def test_who_would_wait_longer_than_its_deadline_is_refused_with_the_time_
         assert scene.admission.live == 5
 
 
+async def test_what_a_client_takes_to_read_is_no_time_of_the_workers():
+    async with scene_of() as scene:
+        for _ in range(5):
+            await scene.submit()
+        for number in range(5):
+            scene.now += 1.0
+            scene.ends[number][1].took(3)
+            scene.ends[number][1].leave_workers()
+            await settle()
+        assert (len(scene.went), scene.admission.waiting, scene.admission.live) == (5, 0, 5)
+        scene.now += 1000.0
+        for _ in range(5):
+            await scene.finish(tokens=0)
+        for _ in range(4):
+            await scene.submit()
+        with pytest.raises(Exhausted) as refusal:
+            await (await scene.submit(deadline=scene.now + 2.0))
+        assert 1000 <= refusal.value.retry_after_ms <= 4000
+
+
+async def test_a_request_that_the_workers_did_not_take_comes_again_when_as_much_as_it_is_done():
+    async with scene_of() as scene:
+        await scene.submit()
+        assert scene.ends[0][1].pause_s() == RETRY_AFTER_MS / 1000
+        await scene.finish()
+        await measured(scene, seconds_each=3.0)
+        await scene.submit()
+        assert scene.ends[0][1].pause_s() == pytest.approx(3.0, rel=0.3)
+
+
 async def test_a_full_queue_says_how_long_it_takes_to_make_room():
     async with scene_of(requests=4) as scene:
         for _ in range(3):

@@ -7,14 +7,22 @@ from types import SimpleNamespace
 import pytest
 
 from gateway.attach import DECODE, PREFILL
-from gateway.attempt import Attempt, AttemptLost, AttemptPreempted, HandOffLost, Target, WorkerFailed
+from gateway.attempt import (
+    Attempt,
+    AttemptLost,
+    AttemptPreempted,
+    HandOffLost,
+    Target,
+    WorkerFailed,
+    WorkerFull,
+)
 from gateway.journal import Journal
 from gateway.lifecycle import LIVE, Phase
-from gateway.mailbox import DeadlinePassed, Delivery, Mailbox, Turnstile, WorkerLost
+from gateway.mailbox import DeadlinePassed, Delivery, Mailbox, Turnstile, Unwanted, WorkerLost
 from gateway.request import EndReason
 from kvtransfer.identity import Identity
 from kvtransfer.ticket import mint, open_sealed
-from service.errors import DeadlineExpired, Exhausted, GuideFailed, InternalFault
+from service.errors import DeadlineExpired, GuideFailed, InternalFault
 from service.guides import Guide, GuideKind
 from service.reports import EndCause, TokenEnd
 from tests.fakes.scripted_workers import (
@@ -39,11 +47,11 @@ class Scene:
         self.p.join()
         self.d.join()
         self.journal = Journal(make_request(max_tokens=len(ANSWER), stop=(2,), **request), "wire")
-        order = self.journal.order(1, None)
+        order = self.journal.order(1)
         self.say = Say(order.key)
         for token in [self.say.token(*each) for each in enumerate(emitted)]:
             self.journal.take(token)
-        order = self.journal.order(1, None)
+        order = self.journal.order(1)
         self.ticket = self._ticket(order)
         right = Target(worker=target, ticket=self.ticket, ticket_key=TICKET_KEY)
         self.attempt = Attempt(
@@ -58,7 +66,7 @@ class Scene:
     def tell(self, sender, *letters):
         batches = self.attempt.hear([Delivery(sender=sender, letter=letter) for letter in letters])
         self.heard += [token.token_id for batch in batches for token in batch.tokens]
-        return batches[0] if batches else None
+        return batches[-1] if batches else None
 
     def reach(self, phase):
         """Bring the attempt into a phase by the shortest way."""
@@ -164,9 +172,8 @@ def test_closing_in_any_phase_cancels_what_was_asked_for_and_books_nothing(phase
 FAILURES = {
     EndCause.CANCELLED: AttemptLost,
     EndCause.INVALID: InternalFault,
-    EndCause.EXHAUSTED: Exhausted,
+    EndCause.EXHAUSTED: WorkerFull,
     EndCause.DRAINING: AttemptLost,
-    EndCause.DEADLINE: DeadlineExpired,
     EndCause.TRANSFER_FAILED: HandOffLost,
     EndCause.TICKET_REFUSED: AttemptLost,
     EndCause.INTERNAL: WorkerFailed,
@@ -186,7 +193,7 @@ def test_an_end_at_a_worker_ends_the_attempt_unless_it_has_said_its_last_word(ph
     owns = sender == "d" and phase in (Phase.ADOPTED, Phase.DECODING)
     given_up = cause is EndCause.PREEMPTED and owns
     assert type(scene.attempt.failure) is (AttemptPreempted if given_up else FAILURES[cause])
-    if cause in (EndCause.INVALID, EndCause.EXHAUSTED, EndCause.DEADLINE):
+    if cause is EndCause.INVALID:
         assert "10.0.0.1" not in str(scene.attempt.failure), "a client sees no text of a worker"
 
 
@@ -297,7 +304,7 @@ class Pair(Scene):
         super().__init__()
         request = self.journal.request
         self.journals = [Journal(request, f"wire.{choice}", choice=choice) for choice in (0, 1)]
-        orders = [journal.order(1, None) for journal in self.journals]
+        orders = [journal.order(1) for journal in self.journals]
         choices = tuple(choice for order in orders for choice in order.choices)
         order = replace(orders[0], key=self.say.key, choices=choices)
         right = Target(worker=self.d.record, ticket=self.ticket, ticket_key=TICKET_KEY)
@@ -353,9 +360,17 @@ def test_a_choice_that_is_not_read_any_more_is_ended_once_and_not_shown():
     scene = pair_computing()
     say = scene.say
     scene.tell("p", say.token(0, 11, choice=0), say.token(0, 11, choice=1))
-    scene.attempt.end_choice(0)
-    scene.attempt.end_choice(0)
+    scene.tell("", Unwanted(choice=0), Unwanted(choice=0))
     assert scene.d.kinds() == ["reserve", "end_choice"]
     assert scene.tell("d", say.adopted, say.token(1, 12, choice=0), say.token(1, 12, choice=1)) == {1: [12]}
     scene.tell("d", say.token(2, 13, TokenEnd.LENGTH, choice=1))
     assert scene.attempt.phase is Phase.DONE
+
+
+def test_an_attempt_whose_choices_nobody_reads_is_over():
+    scene = pair_computing()
+    scene.tell("p", scene.say.token(0, 11, choice=0), scene.say.token(0, 11, choice=1))
+    scene.tell("", Unwanted(choice=0), Unwanted(choice=1))
+    assert not scene.attempt.live() and scene.attempt.failure is None
+    scene.attempt.close()
+    assert (scene.p.kinds(), scene.d.kinds()) == (["submit", "cancel"], ["reserve", "end_choice", "cancel"])

@@ -19,7 +19,7 @@ class Single(Scene):
 
     def __init__(self):
         super().__init__()
-        order = self.journal.order(1, None)
+        order = self.journal.order(1)
         itself = Target(worker=self.d.record, ticket=None, ticket_key=TICKET_KEY)
         self.attempt = Attempt(
             journals=[self.journal], order=order, prefill=None, target=itself, mailbox=Mailbox(Turnstile())

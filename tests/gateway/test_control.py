@@ -24,6 +24,9 @@ class Context:
     def trailing_metadata(self):
         return ()
 
+    def set_trailing_metadata(self, told):
+        pass
+
     async def abort(self, code, details, trailing_metadata=()):
         raise Aborted(code, details)
 
@@ -166,3 +169,20 @@ async def test_a_worker_is_drained_by_the_name_it_gave_itself():
     with pytest.raises(Aborted, match="worker_id") as refusal:
         await scene.control.DrainWorker(pb.DrainWorkerRequest(worker_id="d"), Context())
     assert refusal.value.args[0] is grpc.StatusCode.INVALID_ARGUMENT
+
+
+CONTROL_CALLS = [
+    ("GetStatus", pb.GetStatusRequest()),
+    ("Audit", pb.AuditRequest()),
+    ("DrainWorker", pb.DrainWorkerRequest(worker_id="d")),
+]
+
+
+@pytest.mark.parametrize(("method", "request_"), CONTROL_CALLS, ids=[name for name, _ in CONTROL_CALLS])
+async def test_a_mistake_of_ours_is_internal_and_tells_nothing(method, request_):
+    scene = Scene()
+    scene.control._pools = ((pb.WORKER_ROLE_DECODE, [None]),)
+    with pytest.raises(Aborted) as refusal:
+        await getattr(scene.control, method)(request_, Context())
+    code, details = refusal.value.args
+    assert (code, details) == (grpc.StatusCode.INTERNAL, "internal error")

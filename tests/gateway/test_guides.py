@@ -51,7 +51,7 @@ def take(card, tokenizer):
 def test_a_guide_is_taken_as_it_is_and_told_to_the_worker(take, asked, guide):
     request = take(asked)
     assert request.guide == guide
-    assert Journal(request, "w").order(1, None).guide == guide
+    assert Journal(request, "w").order(1).guide == guide
 
 
 @pytest.mark.parametrize(

@@ -161,17 +161,29 @@ class Held:
         return [delay for delay, _, _ in due]
 
 
-def test_an_answer_that_is_read_slowly_is_not_given_up():
+def unread_answer(unread):
+    """A connection that so much of an answer waits at, and its transport."""
     held = Held()
     protocol = BoundedHttp.__new__(BoundedHttp)
     protocol.transport = protocol.loop = held
     protocol.flow = SimpleNamespace(pause_writing=lambda: None, resume_writing=lambda: None)
-    held.unread = 1_000_000
+    held.unread = unread
     protocol.pause_writing()
-    for left in (999_999, 500_000, 499_000):
-        held.unread = left
+    return protocol, held
+
+
+def test_an_answer_that_is_read_slowly_is_not_given_up():
+    protocol, held = unread_answer(3 * patience.STALL_BYTES)
+    for _ in range(3):
+        held.unread -= patience.STALL_BYTES
         assert held.go_off() == [patience.STALL_S] and not held.aborted
-    assert held.go_off() == [patience.STALL_S] and held.aborted
-    protocol.pause_writing()
     protocol.resume_writing()
     assert held.go_off() == []
+
+
+@pytest.mark.parametrize("unread", [100_000, 3 * patience.STALL_BYTES])
+@pytest.mark.parametrize("read", [0, 1, 99_999])
+def test_an_answer_of_which_next_to_nothing_is_read_is_given_up(unread, read):
+    _, held = unread_answer(unread)
+    held.unread -= read
+    assert held.go_off() == [patience.STALL_S] and held.aborted

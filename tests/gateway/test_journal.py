@@ -55,7 +55,7 @@ def test_a_new_attempt_goes_on_from_what_was_shown_and_forgets_what_was_ahead(sc
     journal.begin()
     if begun < len(tokens):
         journal.take(report(begun, 99, attempt=2))  # another token than what had been ahead
-    resumed = journal.order(2, None).token_ids[3:]
+    resumed = journal.order(2).token_ids[3:]
     assert resumed == (*tokens[:begun], *([99] if begun < len(tokens) else []))
 
 
@@ -110,7 +110,7 @@ def test_every_attempt_has_the_penalties_and_knows_where_the_answer_begins():
     journal = Journal(make_request((5, 6), 7, **asked), "wire-1")
     for attempt in range(1, 4):
         journal.begin()
-        order = journal.order(attempt, None)
+        order = journal.order(attempt)
         assert {name: getattr(order, name) for name in asked} == asked
         assert (len(order.token_ids), order.prompt_tokens) == (1 + attempt, 2)
         journal.take(report(attempt - 1, 8, attempt=attempt))
@@ -122,11 +122,11 @@ def test_an_order_holds_all_that_a_worker_needs_and_the_name_between_our_process
     )
     journal = Journal(request, "wire-1")
     journal.take(report(0, 8))
-    order = journal.order(3, 1500)
+    order = journal.order(3)
     assert (order.key.request_id, order.key.attempt) == ("wire-1", 3)
     assert (order.token_ids, order.prompt_tokens) == ((5, 6, 8), 2)
     assert (order.max_tokens, order.min_tokens, order.stop_token_ids) == (7, 0, frozenset({2, 3}))
     assert (order.temperature, order.top_p, order.top_k, order.min_p) == (0.5, 0.9, 4, 0.1)
-    assert (order.choices, order.logprobs, order.time_left_ms) == ((Choice(index=0, seed=-3),), 2, 1500)
+    assert (order.choices, order.logprobs) == ((Choice(index=0, seed=-3),), 2)
     assert order.length_limit() == journal.length_limit() == 9
     assert order.remaining() == journal.remaining() == 6

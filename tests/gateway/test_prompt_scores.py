@@ -99,9 +99,9 @@ async def test_what_the_target_says_of_later_tokens_may_overtake_them():
 
 def test_an_order_asks_for_them_until_they_are_known():
     journal = Journal(request(max_tokens=2), "w")
-    assert journal.order(1, None).prompt_logprobs == 1
+    assert journal.order(1).prompt_logprobs == 1
     journal.score(SAY.scores(1, *LOGPROBS))
-    assert journal.order(2, None).prompt_logprobs is None
+    assert journal.order(2).prompt_logprobs is None
 
 
 def test_they_are_not_heard_after_the_first_token():

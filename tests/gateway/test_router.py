@@ -40,7 +40,6 @@ def order_of(tokens=60, known=20, choices=1, beam=None):
         top_k=0,
         min_p=0.0,
         logprobs=None,
-        time_left_ms=None,
         beam=beam,
     )
 

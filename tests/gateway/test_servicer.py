@@ -10,7 +10,6 @@ from google.rpc import error_details_pb2
 from grpc_status import rpc_status
 
 from crossdock.v1 import inference_pb2, inference_pb2_grpc
-from gateway import patience
 from gateway.access import Access
 from gateway.malformed import MalformedMessages
 from gateway.request import EndReason
@@ -203,20 +202,6 @@ async def test_every_call_ends_with_what_the_process_says_of_its_load(
     assert (trailing["x-load"], trailing["x-request-id"], told) == ("heavy", "mine", [failed])
 
 
-async def test_an_error_after_the_first_tokens_ends_the_stream_with_its_status(
-    frontend_over, scripted, batches
-):
-    source = scripted(*batches([500], end=None), Unavailable("gone", reason="NO_DECODE_WORKER"))
-    async with serving(frontend_over(source)) as channel:
-        call = stub_of(channel).GenerateStream(stream_request())
-        assert (await call.read()).deltas[0].token_ids == [500]
-        with pytest.raises(grpc.aio.AioRpcError) as caught:
-            await call.read()
-    error = caught.value
-    assert error.code() is grpc.StatusCode.UNAVAILABLE
-    assert details_of(error)[error_details_pb2.ErrorInfo].reason == "NO_DECODE_WORKER"
-
-
 @pytest.mark.parametrize(
     "fault", [RuntimeError("secret"), AssertionError("secret"), asyncio.CancelledError("secret")]
 )
@@ -382,12 +367,3 @@ async def test_every_end_is_counted_once(frontend_over, scripted, batches, steps
     first_token = 'crossdock_time_to_first_token_seconds_count{pool="gateway"} 1.0'
     assert (first_token in text) == (steps == "stop")
     assert 'crossdock_prompt_tokens_total{pool="gateway"} 5.0' in text
-
-
-async def test_a_stream_that_is_not_read_is_given_up(frontend_over, scripted, batches, monkeypatch):
-    monkeypatch.setattr(patience, "STALL_S", 0.3)
-    source = scripted(*batches([500] * 2_000_000, size=20_000, end=None), asyncio.Event())
-    async with serving(frontend_over(source)) as channel:
-        call = stub_of(channel).GenerateStream(stream_request())
-        await asyncio.wait_for(source.closed.wait(), EVENT_S)
-        call.cancel()

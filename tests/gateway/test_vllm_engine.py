@@ -14,8 +14,9 @@ from gateway.access import Access
 from gateway.calls import no_trailer
 from gateway.malformed import MalformedMessages
 from gateway.request import EndReason
-from service.errors import Exhausted
+from service.errors import Exhausted, NotServed
 from service.server import bind, create_server
+from service.status import from_rpc_error
 
 EVENT_S = 10.0
 
@@ -235,4 +236,5 @@ async def test_a_router_hears_what_is_served_and_whether_it_is(frontend_over, sc
         assert not (await stub.HealthCheck(pb.HealthCheckRequest())).healthy
         with pytest.raises(grpc.aio.AioRpcError) as refused:
             await stub.Embed(pb.EmbedRequest())
-        assert refused.value.code() is grpc.StatusCode.UNIMPLEMENTED
+        assert isinstance(from_rpc_error(refused.value), NotServed)
+        assert from_rpc_error(refused.value).reason == "NOT_SERVED"

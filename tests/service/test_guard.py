@@ -8,9 +8,10 @@ import pytest
 from grpc import StatusCode
 
 from service import guard
-from service.errors import Unauthorised, Unavailable
+from service.errors import NotServed, Unauthorised, Unavailable
 from service.guard import call_of
 from service.server import bind, create_server
+from service.status import from_rpc_error
 from tests.fakes.raw_peer import raw_peer
 
 
@@ -202,3 +203,15 @@ async def test_what_is_open_to_everybody_takes_small_messages_only(guarded):
         assert await watch(b"x" * guard.OPEN_MESSAGE_BYTES_MAX, timeout=20).read() == b"here"
         refused = watch(b"x" * (guard.OPEN_MESSAGE_BYTES_MAX + 1), timeout=20).read()
         assert await code_of(refused) is StatusCode.RESOURCE_EXHAUSTED
+
+
+@pytest.mark.parametrize("kind", ["unary_unary", "unary_stream", "stream_unary", "stream_stream"])
+async def test_a_method_that_nobody_serves_is_refused_with_our_details_and_unread(guarded, kind):
+    async with guarded.channel() as channel:
+        many, streamed = kind.startswith("stream"), kind.endswith("stream")
+        asked = getattr(channel, kind)("/test/Nobody")(iter([b"x"]) if many else b"x", timeout=20)
+        with pytest.raises(grpc.aio.AioRpcError) as refusal:
+            await (asked.read() if streamed else asked)
+    error = from_rpc_error(refusal.value)
+    assert isinstance(error, NotServed) and error.reason == "NOT_SERVED"
+    assert guarded.methods.parsed == []

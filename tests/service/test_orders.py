@@ -42,7 +42,6 @@ ORDER = SequenceOrder(
     top_k=5,
     min_p=0.1,
     logprobs=None,
-    time_left_ms=None,
 )
 
 
@@ -115,7 +114,6 @@ def orders(draw):
         top_k=draw(st.integers(0, 1000)),
         min_p=draw(unit),
         logprobs=draw(st.none() | st.integers(0, LOGPROBS_MAX)),
-        time_left_ms=draw(st.none() | st.integers(1, 2**63)),
         beam=beam,
         guide=draw(st.none() | guided()) if beam is None else None,
         prompt_logprobs=None if emitted or beam else draw(st.none() | st.integers(0, LOGPROBS_MAX)),

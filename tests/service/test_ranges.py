@@ -9,7 +9,6 @@ from tests.fakes.borders import borders, declared, fields, needs_limits, put
 from tests.service.test_orders import LIMITS, ORDER
 
 WITHOUT = {
-    "time_left_ms": "any time; 0 is no deadline",
     "choices.index": "less than there may be answers: a rule between fields",
     "choices.seed": "any number is a seed",
     "guide.text": "as the public field that the kind names",

@@ -7,13 +7,17 @@ from grpc_status import rpc_status
 
 from service import status
 from service.errors import (
+    AttemptsLost,
     DeadlineExpired,
     Exhausted,
     FieldViolation,
+    Incompatible,
     InternalFault,
     InvalidRequest,
     ModelNotFound,
+    NotServed,
     ServiceError,
+    StreamLost,
     TooLarge,
     Unauthorised,
     Unavailable,
@@ -30,6 +34,9 @@ ERRORS = [
     Exhausted("too much"),
     Unavailable("draining", reason="DRAINING", retry_after_ms=1500),
     DeadlineExpired("the deadline has passed"),
+    StreamLost("nobody can go on", reason="NO_DECODE_WORKER"),
+    NotServed("no such method"),
+    Incompatible("another version"),
     Unauthorised("no valid credential"),
     InternalFault("internal error"),
 ]
@@ -95,6 +102,9 @@ async def test_every_kind_of_error_is_tried_here():
         (TooLarge(TOP_P), grpc.StatusCode.RESOURCE_EXHAUSTED, (413, "invalid_request_error")),
         (Exhausted("m"), grpc.StatusCode.RESOURCE_EXHAUSTED, (429, "rate_limit_error")),
         (Unavailable("m"), grpc.StatusCode.UNAVAILABLE, (503, "service_unavailable_error")),
+        (StreamLost("m"), grpc.StatusCode.ABORTED, (503, "service_unavailable_error")),
+        (NotServed("m"), grpc.StatusCode.UNIMPLEMENTED, (404, "invalid_request_error")),
+        (Incompatible("m"), grpc.StatusCode.FAILED_PRECONDITION, (500, "server_error")),
         (DeadlineExpired("m"), grpc.StatusCode.DEADLINE_EXCEEDED, (504, "timeout_error")),
         (Unauthorised("m"), grpc.StatusCode.UNAUTHENTICATED, (401, "authentication_error")),
         (InternalFault("m"), grpc.StatusCode.INTERNAL, (500, "server_error")),
@@ -117,6 +127,14 @@ async def test_details_are_google_rpc_in_our_domain(failing):
 async def test_a_delay_also_steers_grpcs_own_retries(failing):
     metadata = dict((await failing(Unavailable("draining", retry_after_ms=1500))).trailing_metadata())
     assert metadata["grpc-retry-pushback-ms"] == "1500"
+
+
+@pytest.mark.parametrize("error", [AttemptsLost("every attempt was lost"), StreamLost("nobody can go on")])
+async def test_what_is_not_to_be_tried_again_by_itself_says_so_everywhere(failing, error):
+    failure = await failing(error)
+    details = rpc_status.from_call(failure).details
+    assert not any(each.Is(error_details_pb2.RetryInfo.DESCRIPTOR) for each in details)
+    assert dict(failure.trailing_metadata())["grpc-retry-pushback-ms"] == "-1"
 
 
 async def test_aborting_keeps_trailing_metadata_that_was_set_before(failing):

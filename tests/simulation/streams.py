@@ -204,5 +204,8 @@ class Context:
     async def write(self, message):
         self._stream.down.put(message)
 
-    async def abort(self, code, detail):
+    def trailing_metadata(self):
+        return ()
+
+    async def abort(self, code, detail, trailing_metadata=()):
         raise Aborted(f"{code.name}: {detail}")

@@ -43,7 +43,6 @@ def make_order(request_id="r", attempt=1, prompt=(1, 2, 3, 4, 5), max_tokens=6, 
         "top_k": 0,
         "min_p": 0.0,
         "logprobs": None,
-        "time_left_ms": None,
     }
     return SequenceOrder(**{**fields, **changes})
 

@@ -52,7 +52,6 @@ def order_of(line):
         top_k=0,
         min_p=0.0,
         logprobs=None,
-        time_left_ms=None,
         beam=beam,
     )
 

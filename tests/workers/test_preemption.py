@@ -123,7 +123,8 @@ def test_gateway_and_workers_mean_the_same_by_often_enough():
     assert PREEMPTIONS_TOLD_MAX == PREEMPTIONS_MAX
 
 
-def test_one_that_was_given_up_is_not_refused_by_a_queue_that_is_full(order_of):
+@pytest.mark.parametrize("past", [{"preemptions": 1}, {"prompt_tokens": 4}], ids=["given up", "lost"])
+def test_one_that_comes_back_is_not_refused_by_a_queue_that_is_full(order_of, past):
     bench = Bench(blocks=4)
     for number in range(9):
         order = order_of(f"r{number}", max_tokens=9)
@@ -131,7 +132,7 @@ def test_one_that_was_given_up_is_not_refused_by_a_queue_that_is_full(order_of):
     full = order_of("full", max_tokens=9)
     bench.d.worker.reserve("g", full, bench.ticket(full))
     assert bench.d.ends() == [("full", 1, "EXHAUSTED")]
-    resumed = order_of("resumed", max_tokens=9, preemptions=1)
+    resumed = order_of("resumed", max_tokens=9, **past)
     bench.d.worker.reserve("g", resumed, bench.ticket(resumed))
     assert bench.d.ends() == [("full", 1, "EXHAUSTED")]
     bench.d.worker.drop("g")

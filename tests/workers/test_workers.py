@@ -211,6 +211,7 @@ def test_a_gateway_that_is_gone_leaves_nothing_and_takes_nobody_with_it(bench, o
 def test_more_than_the_queue_holds_are_refused(bench, order_of):
     for number in range(10):
         submit(bench, order_of(f"p{number}", max_tokens=1), None)
+    submit(bench, order_of("back", prompt_tokens=4, max_tokens=2), None)
     assert bench.p.ends() == [("p8", 1, "EXHAUSTED"), ("p9", 1, "EXHAUSTED")]
     for number in range(14):
         reserve(bench, order_of(f"d{number}"))

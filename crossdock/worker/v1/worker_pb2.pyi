@@ -30,7 +30,6 @@ class EndCause(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     END_CAUSE_INVALID: _ClassVar[EndCause]
     END_CAUSE_EXHAUSTED: _ClassVar[EndCause]
     END_CAUSE_DRAINING: _ClassVar[EndCause]
-    END_CAUSE_DEADLINE: _ClassVar[EndCause]
     END_CAUSE_TRANSFER_FAILED: _ClassVar[EndCause]
     END_CAUSE_TICKET_REFUSED: _ClassVar[EndCause]
     END_CAUSE_INTERNAL: _ClassVar[EndCause]
@@ -50,7 +49,6 @@ END_CAUSE_CANCELLED: EndCause
 END_CAUSE_INVALID: EndCause
 END_CAUSE_EXHAUSTED: EndCause
 END_CAUSE_DRAINING: EndCause
-END_CAUSE_DEADLINE: EndCause
 END_CAUSE_TRANSFER_FAILED: EndCause
 END_CAUSE_TICKET_REFUSED: EndCause
 END_CAUSE_INTERNAL: EndCause
@@ -224,7 +222,7 @@ class HandedOver(_message.Message):
     def __init__(self, request_id: _Optional[str] = ..., attempt: _Optional[int] = ...) -> None: ...
 
 class SequenceSpec(_message.Message):
-    __slots__ = ("request_id", "attempt", "token_ids", "prompt_tokens", "max_tokens", "min_tokens", "stop_token_ids", "temperature", "top_p", "top_k", "min_p", "logprobs", "time_left_ms", "cache_scope", "choices", "beam", "preemptions", "age_ms", "priority", "presence_penalty", "frequency_penalty", "repetition_penalty", "logit_bias", "prompt_logprobs", "guide")
+    __slots__ = ("request_id", "attempt", "token_ids", "prompt_tokens", "max_tokens", "min_tokens", "stop_token_ids", "temperature", "top_p", "top_k", "min_p", "logprobs", "cache_scope", "choices", "beam", "preemptions", "age_ms", "priority", "presence_penalty", "frequency_penalty", "repetition_penalty", "logit_bias", "prompt_logprobs", "guide")
     class LogitBiasEntry(_message.Message):
         __slots__ = ("key", "value")
         KEY_FIELD_NUMBER: _ClassVar[int]
@@ -244,7 +242,6 @@ class SequenceSpec(_message.Message):
     TOP_K_FIELD_NUMBER: _ClassVar[int]
     MIN_P_FIELD_NUMBER: _ClassVar[int]
     LOGPROBS_FIELD_NUMBER: _ClassVar[int]
-    TIME_LEFT_MS_FIELD_NUMBER: _ClassVar[int]
     CACHE_SCOPE_FIELD_NUMBER: _ClassVar[int]
     CHOICES_FIELD_NUMBER: _ClassVar[int]
     BEAM_FIELD_NUMBER: _ClassVar[int]
@@ -269,7 +266,6 @@ class SequenceSpec(_message.Message):
     top_k: int
     min_p: float
     logprobs: int
-    time_left_ms: int
     cache_scope: bytes
     choices: _containers.RepeatedCompositeFieldContainer[SequenceChoice]
     beam: BeamSearch
@@ -282,7 +278,7 @@ class SequenceSpec(_message.Message):
     logit_bias: _containers.ScalarMap[int, float]
     prompt_logprobs: int
     guide: Guide
-    def __init__(self, request_id: _Optional[str] = ..., attempt: _Optional[int] = ..., token_ids: _Optional[_Iterable[int]] = ..., prompt_tokens: _Optional[int] = ..., max_tokens: _Optional[int] = ..., min_tokens: _Optional[int] = ..., stop_token_ids: _Optional[_Iterable[int]] = ..., temperature: _Optional[float] = ..., top_p: _Optional[float] = ..., top_k: _Optional[int] = ..., min_p: _Optional[float] = ..., logprobs: _Optional[int] = ..., time_left_ms: _Optional[int] = ..., cache_scope: _Optional[bytes] = ..., choices: _Optional[_Iterable[_Union[SequenceChoice, _Mapping]]] = ..., beam: _Optional[_Union[BeamSearch, _Mapping]] = ..., preemptions: _Optional[int] = ..., age_ms: _Optional[int] = ..., priority: _Optional[int] = ..., presence_penalty: _Optional[float] = ..., frequency_penalty: _Optional[float] = ..., repetition_penalty: _Optional[float] = ..., logit_bias: _Optional[_Mapping[int, float]] = ..., prompt_logprobs: _Optional[int] = ..., guide: _Optional[_Union[Guide, _Mapping]] = ...) -> None: ...
+    def __init__(self, request_id: _Optional[str] = ..., attempt: _Optional[int] = ..., token_ids: _Optional[_Iterable[int]] = ..., prompt_tokens: _Optional[int] = ..., max_tokens: _Optional[int] = ..., min_tokens: _Optional[int] = ..., stop_token_ids: _Optional[_Iterable[int]] = ..., temperature: _Optional[float] = ..., top_p: _Optional[float] = ..., top_k: _Optional[int] = ..., min_p: _Optional[float] = ..., logprobs: _Optional[int] = ..., cache_scope: _Optional[bytes] = ..., choices: _Optional[_Iterable[_Union[SequenceChoice, _Mapping]]] = ..., beam: _Optional[_Union[BeamSearch, _Mapping]] = ..., preemptions: _Optional[int] = ..., age_ms: _Optional[int] = ..., priority: _Optional[int] = ..., presence_penalty: _Optional[float] = ..., frequency_penalty: _Optional[float] = ..., repetition_penalty: _Optional[float] = ..., logit_bias: _Optional[_Mapping[int, float]] = ..., prompt_logprobs: _Optional[int] = ..., guide: _Optional[_Union[Guide, _Mapping]] = ...) -> None: ...
 
 class Guide(_message.Message):
     __slots__ = ("kind", "text")
