@@ -368,10 +368,9 @@ class Admission:
 
     def _ahead(self, tenant: str, cost: Cost) -> Work:
         """What goes before a request that comes now; as much of it in prompts as of all that waits."""
-        waiting = self._waiting
-        if not waiting.tokens:
+        if not self._waiting.tokens:
             return NO_WORK
-        return _work(waiting).scaled(self._queue.ahead(tenant, cost.tokens) / waiting.tokens)
+        return _work(self._waiting).scaled(self._queue.ahead(tenant, cost.tokens) / self._waiting.tokens)
 
     def _hopeless(self, waiter: _Waiter) -> bool:
         """Whether its deadline would pass while it runs, in place of another one. Where there is room it may try."""

@@ -20,7 +20,8 @@ ENDLESS = Guide(kind=GuideKind.JSON_SCHEMA, text='{"type": "integer", "multipleO
 
 @pytest.fixture
 async def check(model_file):
-    check = GuideCheck(model_file)
+    """On a machine that may be busy for long."""
+    check = GuideCheck(model_file, check_s=600.0)
     yield check
     await check.close()
 
