@@ -8,6 +8,7 @@ from functools import partial
 import torch
 
 from benchmarks.gpu_place import ROW_BOUND, Check, Place, differ, worst
+from engine.cache.copying import nothing
 from engine.cache.layout import KVLayout
 from engine.cache.staged_cache import StagedKVCache
 from engine.kernels.backend import CODE_MAX, dtype_name, scale_elements
@@ -124,9 +125,9 @@ def _staged_differ(place: Place) -> float:
         torch.cuda._sleep(20_000_000)
         cache.tensor.fill_(turn + 1.0)
         chosen = torch.randperm(64)[:33].tolist()
-        cache.to_host(chosen)
+        cache.to_host(chosen, nothing, nothing)
         cache.tensor.zero_()
-        cache.from_host(chosen)
+        cache.from_host(chosen, nothing)
         sums = cache.tensor.double().sum((1, 2, 3, 4, 5)).cpu()
         there = torch.zeros(64, dtype=torch.float64)
         there[chosen] = (turn + 1.0) * cache.tensor[0].numel()

@@ -21,6 +21,7 @@ import structlog
 from commands.ranks import cores_of, following, threads_of
 from crossdock.worker.v1 import worker_pb2 as pb
 from engine.assembly import Engine, assemble
+from engine.cache.copying import Copying
 from engine.cache.kv_cache import KVCache
 from engine.kernels.core_share import CoreShare
 from engine.loop import EngineLoop, InboxFull
@@ -246,14 +247,18 @@ async def _serve(
         chore=partial(_take_memory, engine.cache),
         inbox_actions_max=INBOX_ACTIONS_MAX,
     )
+    copying = Copying(loop.insist, crash)
     # Until its first action it would pass for one without a free block.
     rim.flush(worker.load(0))
     crash_with_any_thread()
     transport.start()
+    if engine.cache.copy_beside(copying.begin):
+        copying.start()
     loop.start()
 
     async def stop() -> None:
         await asyncio.to_thread(loop.stop)
+        await asyncio.to_thread(copying.stop)
         await asyncio.to_thread(transport.close)
 
     looks_max = STILL_LOOKS_MAX if engine.device == "cpu" else DEVICE_LOOKS_MAX

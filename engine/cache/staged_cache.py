@@ -8,6 +8,7 @@ from itertools import cycle
 import torch
 
 from engine.cache.copy_lane import CopyLane, Mark
+from engine.cache.copying import Action, Begin, Copy, at_once, nothing
 from engine.cache.kv_cache import KVCache
 from engine.cache.layout import KVLayout
 from engine.collective import WHOLE, Share
@@ -20,8 +21,8 @@ class StagedKVCache(KVCache):
     """See KVCache. `tensor` is on the lane's device, and has the rank's heads; `block_view` shows the place in host
     memory, whose pages are taken from the system when they are first written.
 
-    Copies go beside the steps, through two stages in turn: the host copies one while the lane copies the other. The
-    caller of to_host waits for the lane; after from_host only the steps that come later do.
+    Copies go beside the steps, through two stages in turn: the host copies one while the lane copies the other. Until
+    it is told who makes them, whoever asks for a copy makes it and waits. From any one thread.
     """
 
     def __init__(
@@ -37,49 +38,81 @@ class StagedKVCache(KVCache):
         super().__init__(layout, num_blocks, memory, share)
         self.tensor = torch.zeros(self._own.shape, dtype=layout.dtype, device=lane.device)
         self._lane = lane
-        self._at_once = min(num_blocks, max(1, staged_bytes // layout.block_bytes()))
-        shape = (self._at_once, *self._own.shape[1:])
-        self._stages = [_Stage(lane.host_memory(shape, layout.dtype)) for _ in range(2)]
+        self._begin: Begin = at_once
+        at_once_max = min(num_blocks, max(1, staged_bytes // layout.block_bytes()))
+        self._stages = _Stages(lane, self.tensor, at_once_max)
+        self._stages_of_swapping = _Stages(lane, self.tensor, at_once_max)
 
     def populate(self) -> bool:
         """Nothing: few blocks are ever handed over at once."""
         return False
 
-    def to_host(self, blocks: Sequence[int]) -> None:
-        self._lane.after_steps()
-        under_way: deque[tuple[Sequence[int], _Stage]] = deque()
-        for run, stage in self._runs(blocks):
+    def copy_beside(self, begin: Begin) -> bool:
+        self._begin = begin
+        return True
+
+    def to_host(self, blocks: Sequence[int], read: Action, then: Action) -> None:
+        self._begin(self._out(tuple(blocks), self._lane.steps(), read), then)
+
+    def from_host(self, blocks: Sequence[int], then: Action) -> None:
+        blocks = tuple(blocks)
+        self._begin(self._stages.fill(blocks, self._own, blocks, self._lane.steps()), then)
+
+    def store(self, blocks: Sequence[int], memory: KVCache, places: Sequence[int]) -> None:
+        at_once(self._stages_of_swapping.drain(blocks, memory.tensor, places, self._lane.steps()), nothing)
+
+    def restore(self, blocks: Sequence[int], memory: KVCache, places: Sequence[int]) -> None:
+        at_once(self._stages_of_swapping.fill(blocks, memory.tensor, places, self._lane.steps()), nothing)
+
+    def _out(self, blocks: Sequence[int], since: Mark, read: Action) -> Copy:
+        yield from self._stages.drain(blocks, self._own, blocks, since)
+        read()
+
+
+class _Stages:
+    """Two pieces of host memory that copies between a device's blocks and host memory go through in turn. One thread
+    at a time, one copy after the other. kv: [blocks, ...] on the device. blocks_max: of each stage."""
+
+    def __init__(self, lane: CopyLane, kv: torch.Tensor, blocks_max: int) -> None:
+        self._lane = lane
+        self._kv = kv
+        self._blocks_max = blocks_max
+        self._stages = [_Stage(lane.host_memory((blocks_max, *kv.shape[1:]), kv.dtype)) for _ in range(2)]
+
+    def drain(self, blocks: Sequence[int], host: torch.Tensor, places: Sequence[int], since: Mark) -> Copy:
+        """Blocks as they are after a mark of the steps, to these places of host memory [any, ...]."""
+        under_way: deque[tuple[_Stage, Sequence[int]]] = deque()
+        for stage, at in self._turns(len(blocks)):
             if len(under_way) == len(self._stages):
-                self._land(*under_way.popleft())
-            stage.mark = self._lane.gather(self.tensor, run, stage.memory[: len(run)])
-            under_way.append((run, stage))
+                _land(*under_way.popleft(), host)
+                yield
+            stage.mark = self._lane.gather(self._kv, blocks[at], stage.memory[: len(blocks[at])], since)
+            under_way.append((stage, places[at]))
+            yield
         for landing in under_way:
-            self._land(*landing)
+            _land(*landing, host)
+            yield
 
-    def from_host(self, blocks: Sequence[int]) -> None:
-        self._lane.after_steps()
-        last: Mark | None = None
-        for run, stage in self._runs(blocks):
+    def fill(self, blocks: Sequence[int], host: torch.Tensor, places: Sequence[int], since: Mark) -> Copy:
+        """Into blocks that nobody uses any more after a mark of the steps, from these places of host memory."""
+        for stage, at in self._turns(len(blocks)):
             stage.wait()
-            values = stage.memory[: len(run)]
-            values.copy_(self._own[list(run)])
-            stage.mark = last = self._lane.scatter(self.tensor, run, values)
-        if last is not None:
-            self._lane.steps_after(last)
+            for place, staged in zip(places[at], stage.memory, strict=False):
+                staged.copy_(host[place])
+            stage.mark = self._lane.scatter(self._kv, blocks[at], stage.memory[: len(blocks[at])], since)
+            yield
+        for stage in self._stages:
+            stage.wait()
 
-    def _runs(self, blocks: Sequence[int]) -> Iterator[tuple[Sequence[int], "_Stage"]]:
+    def _turns(self, count: int) -> Iterator[tuple["_Stage", slice]]:
         """As many blocks at once as a stage holds."""
-        firsts = range(0, len(blocks), self._at_once)
+        firsts = range(0, count, self._blocks_max)
         for first, stage in zip(firsts, cycle(self._stages), strict=False):
-            yield blocks[first : first + self._at_once], stage
-
-    def _land(self, run: Sequence[int], stage: "_Stage") -> None:
-        stage.wait()
-        self._own[list(run)] = stage.memory[: len(run)]
+            yield stage, slice(first, first + self._blocks_max)
 
 
 class _Stage:
-    """Host memory that copies go through. mark: of the last one."""
+    """mark: of the last copy through its memory."""
 
     def __init__(self, memory: torch.Tensor) -> None:
         self.memory = memory
@@ -88,3 +121,9 @@ class _Stage:
     def wait(self) -> None:
         if self.mark is not None:
             self.mark.wait()
+
+
+def _land(stage: _Stage, places: Sequence[int], host: torch.Tensor) -> None:
+    stage.wait()
+    for place, staged in zip(places, stage.memory, strict=False):
+        host[place].copy_(staged)
