@@ -9,6 +9,7 @@ import pytest
 from decode_worker.policy import DecodePolicy
 from decode_worker.worker import DecodeWorker
 from engine.cache.block_pool import BlockPool
+from engine.cache.copying import Copying
 from engine.cache.kv_cache import KVCache
 from engine.core import EngineCore
 from engine.sampling import Sampler
@@ -49,11 +50,14 @@ def make_order(request_id="r", attempt=1, prompt=(1, 2, 3, 4, 5), max_tokens=6, 
 
 
 class Side:
-    """One worker with its engine and its end of the hand-off. heard: (gateway, report) pairs, in order."""
+    """One worker with its engine and its end of the hand-off. heard: (gateway, report) pairs, in order. copying: goes
+    on by a part with each turn, unless a test has it stand still."""
 
     def __init__(self, bench, blocks, policy, cache_of):
         self.bench, self.heard, self.events = bench, [], deque()
         self.cache = cache_of(LAYOUT, blocks)
+        self.copying, self.copies_stand = Copying(self.events.append, None), False
+        self.cache.copy_beside(self.copying.begin)
         self.core = EngineCore(
             pool=BlockPool(blocks),
             block_size=LAYOUT.block_size,
@@ -75,13 +79,19 @@ class Side:
         self.heard += [(gateway, one) for one in each]
 
     def take_events(self):
-        """What the transport has said, to the worker; the ledger balances after each."""
+        """What the transport has said, to the worker, and what waited for a copy; the ledger balances after each."""
         while self.events:
-            self.worker.on_transfer(self.events.popleft())
+            event = self.events.popleft()
+            if callable(event):
+                event()
+            else:
+                self.worker.on_transfer(event)
             self.assert_balanced()
 
     def turn(self):
         self.endpoint.turn(0)
+        if self.copying.due() and not self.copies_stand:
+            self.copying.turn()
         self.take_events()
         if not self.core.idle():
             self.worker.on_step(self.core.step(self.bench.clock()))
