@@ -55,6 +55,7 @@ class Side:
 
     def __init__(self, bench, blocks, policy, cache_of):
         self.bench, self.heard, self.events = bench, [], deque()
+        self.take_event = self.events.append
         self.cache = cache_of(LAYOUT, blocks)
         self.copying, self.copies_stand = Copying(self.events.append, None), False
         self.cache.copy_beside(self.copying.begin)
@@ -72,6 +73,10 @@ class Side:
             "clock": bench.clock,
             "queue_requests_max": 8,
         }
+
+    def emit(self, event):
+        """The transport says something."""
+        self.take_event(event)
 
     def hear(self, gateway, report):
         """Tokens one by one."""
@@ -136,13 +141,17 @@ class Bench:
         self.p.endpoint = TransferSource(
             identity=P,
             transport=network.source(),
-            emit=self.p.events.append,
+            emit=self.p.emit,
             # Every block is a message of its own: each can be lost or kept by itself.
             limits=SourceLimits(run_bytes_max=1),
             **shared,
         )
         self.d.endpoint = TransferTarget(
-            identity=D, key=KEY, transport=network.listen("mem://d"), emit=self.d.events.append, **shared
+            identity=D,
+            key=KEY,
+            transport=network.listen("mem://d"),
+            emit=self.d.emit,
+            **shared,
         )
         self.p.worker = PrefillWorker(source=self.p.endpoint, **self.p.common)
         self.d.worker = DecodeWorker(target=self.d.endpoint, policy=policy, vocab_size=VOCAB, **self.d.common)
