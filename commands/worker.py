@@ -247,13 +247,11 @@ async def _serve(
         chore=partial(_take_memory, engine.cache),
         inbox_actions_max=INBOX_ACTIONS_MAX,
     )
-    copying = Copying(loop.insist, crash)
     # Until its first action it would pass for one without a free block.
     rim.flush(worker.load(0))
     crash_with_any_thread()
     transport.start()
-    if engine.cache.copy_beside(copying.begin):
-        copying.start()
+    copying = _copying(engine, loop)
     loop.start()
 
     async def stop() -> None:
@@ -295,6 +293,14 @@ def _compute_behind(nice: int, *, sole: bool) -> None:
 def _take_memory(cache: KVCache) -> bool:
     """Some of what the KV cache is going to need, as long as there is room. False when all is there, or none."""
     return free_memory_bytes() > LEFT_FREE_BYTES and cache.populate()
+
+
+def _copying(engine: Engine, loop: EngineLoop) -> Copying:
+    """Begun where blocks are on a device."""
+    copying = Copying(loop.insist, crash, engine.enter)
+    if engine.cache.copy_beside(copying.begin):
+        copying.start()
+    return copying
 
 
 def _nothing() -> None:

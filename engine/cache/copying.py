@@ -31,12 +31,18 @@ def at_once(copy: Copy, then: Action) -> None:
 
 class Copying:
     """Runs from `start` on; without it, whoever calls `turn` runs it (a simulation). tell: runs an action on the thread
-    that begins copies, in order; never refuses. What waits here has its bound where it comes from: nobody has a block
-    copied twice."""
+    that begins copies, in order; never refuses. on_start: called first, on the thread. What waits here has its bound
+    where it comes from: whoever keeps blocks has each of them copied once."""
 
-    def __init__(self, tell: Callable[[Action], None], on_crash: Callable[[BaseException], None]) -> None:
+    def __init__(
+        self,
+        tell: Callable[[Action], None],
+        on_crash: Callable[[BaseException], None],
+        on_start: Action = nothing,
+    ) -> None:
         self._tell = tell
         self._on_crash = on_crash
+        self._on_start = on_start
         self._waiting: deque[tuple[Copy, Action]] = deque()
         self._wake = threading.Condition()
         self._stopping = False
@@ -72,6 +78,7 @@ class Copying:
 
     def _guarded(self) -> None:
         try:
+            self._on_start()
             while self._await_due():
                 self.turn()
         except BaseException as crash:

@@ -168,13 +168,13 @@ def test_in_host_memory_there_is_nothing_to_copy_and_nobody_waits():
 
 def test_a_thread_copies_in_order_and_is_ended(cache):
     told = Queue()
-    copying = Copying(told.put, told.put)
+    copying = Copying(told.put, told.put, lambda: told.put("begun"))
     cache.copy_beside(copying.begin)
     compute(cache, range(BLOCKS))
     copying.start()
     cache.to_host(range(4), lambda: told.put("read"), "first")
     cache.from_host([8], "second")
-    assert [told.get(timeout=PATIENCE_S) for _ in range(3)] == ["read", "first", "second"]
+    assert [told.get(timeout=PATIENCE_S) for _ in range(4)] == ["begun", "read", "first", "second"]
     copying.stop()
     cache.to_host([0], lambda: told.put("read"), "too late")
     assert told.empty() and torch.equal(held(cache, 3), filled(3))
