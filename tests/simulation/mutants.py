@@ -215,6 +215,7 @@ MUTANTS = (
         "tick",
         {"now - self._heard >= self.ticket.lease_s()": "False"},
         SILENCE,
+        shown_by=65,
     ),
     Mutant(
         "a source waits for ever",
@@ -302,7 +303,7 @@ MUTANTS = (
         "end",
         {"self._core.pool.release(prompt.sequence.table)": "pass"},
         None,
-        shown_by=132,
+        shown_by=84,
     ),
     Mutant(
         "a prompt that is computed keeps its place",
@@ -350,7 +351,7 @@ MUTANTS = (
         "_preempt",
         {"self.pool.waive(sequence.credit)": "pass"},
         (),
-        shown_by=83,
+        shown_by=60,
     ),
     Mutant(
         "a gateway that missed what is cached is never told again",
