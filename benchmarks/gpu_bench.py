@@ -13,6 +13,7 @@ import triton
 
 from benchmarks.gpu_checks import quantized_weight
 from benchmarks.gpu_decoder import LLAMA_8B, random_decoder
+from engine.cache.copying import nothing
 from engine.cache.layout import KVLayout
 from engine.cache.staged_cache import StagedKVCache
 from engine.kernels.backend import CODE_MAX, AttentionMeta, dtype_name
@@ -178,8 +179,10 @@ def measure_blocks(report: Report, device: torch.device) -> None:
     report.time(
         "scatter of 4096 positions", partial(scatter_blocks, kv, chosen, gathered), 2 * gathered.nbytes
     )
-    report.time("device to host, 4096 positions", partial(cache.to_host, blocks), gathered.nbytes)
-    report.time("host to device, 4096 positions", partial(cache.from_host, blocks), gathered.nbytes)
+    report.time(
+        "device to host, 4096 positions", partial(cache.to_host, blocks, nothing, nothing), gathered.nbytes
+    )
+    report.time("host to device, 4096 positions", partial(cache.from_host, blocks, nothing), gathered.nbytes)
 
 
 def measure_sampling(report: Report, device: torch.device) -> None:

@@ -4,10 +4,12 @@ import math
 import warnings
 from collections.abc import Iterator
 from functools import partial
+from queue import Queue
 
 import torch
 
 from benchmarks.gpu_place import ROW_BOUND, Check, Place, differ, worst
+from engine.cache.copying import Copying, nothing
 from engine.cache.layout import KVLayout
 from engine.cache.staged_cache import StagedKVCache
 from engine.kernels.backend import CODE_MAX, dtype_name, scale_elements
@@ -17,6 +19,9 @@ from engine.kernels.triton import blocks
 from engine.kernels.triton.backend import TritonBackend
 from engine.kernels.triton.copy_lane import CudaCopyLane
 from engine.kernels.triton.launch import interpreted
+
+COPIED_S = 60
+"""Given to a copy; who fails, says so at once."""
 
 
 def cache_checks(place: Place) -> Iterator[Check]:
@@ -30,7 +35,8 @@ def cache_checks(place: Place) -> Iterator[Check]:
         yield Check(name=name, run=partial(_codes_differ, place, dtype))
     yield Check(name="blocks gathered and put back", run=partial(_gathers_differ, place))
     if place.device.type == "cuda":
-        yield Check(name="blocks to the host and back beside steps", run=partial(_staged_differ, place))
+        yield Check(name="blocks to the host and back, waited for", run=partial(_staged_differ, place))
+        yield Check(name="blocks to the host and back beside steps", run=partial(_beside_differ, place))
 
 
 def _heads(place: Place, dim: int) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
@@ -114,22 +120,53 @@ def _gathers_differ(place: Place) -> float:
     return max(differ(gathered, cache[chosen]), differ(target, wanted))
 
 
-def _staged_differ(place: Place) -> float:
-    """Blocks that are still being computed go to host memory, and come back before the next step reads them; through
-    stages that hold only a few."""
+def _staged(place: Place) -> StagedKVCache:
+    """64 blocks, and stages that hold only a few."""
     layout = KVLayout(model_digest="", layers=8, kv_heads=8, head_dim=128, block_size=16, dtype=torch.float16)
-    lane = CudaCopyLane(place.device)
-    cache = StagedKVCache(layout, 64, lane, staged_bytes=5 * layout.block_bytes())
+    return StagedKVCache(layout, 64, CudaCopyLane(place.device), staged_bytes=5 * layout.block_bytes())
+
+
+def _staged_differ(place: Place) -> float:
+    """Blocks that are still being computed go to host memory, and come back before the next step reads them."""
+    cache = _staged(place)
     for turn in range(3):
         torch.cuda._sleep(20_000_000)
         cache.tensor.fill_(turn + 1.0)
         chosen = torch.randperm(64)[:33].tolist()
-        cache.to_host(chosen)
+        cache.to_host(chosen, nothing, nothing)
         cache.tensor.zero_()
-        cache.from_host(chosen)
+        cache.from_host(chosen, nothing)
         sums = cache.tensor.double().sum((1, 2, 3, 4, 5)).cpu()
         there = torch.zeros(64, dtype=torch.float64)
         there[chosen] = (turn + 1.0) * cache.tensor[0].numel()
         if not torch.equal(sums, there):
             return math.inf
     return 0.0
+
+
+def _beside_differ(place: Place) -> float:
+    """The same by a thread of its own: steps go on in other blocks, and nobody reads before it is told."""
+    cache, told = _staged(place), Queue[object]()
+    copying = Copying(told.put, told.put)
+    cache.copy_beside(copying.begin)
+    copying.start()
+    sent, received, others = slice(0, 21), slice(21, 42), slice(42, 64)
+    worst_found = 0.0
+    for turn in range(3):
+        torch.cuda._sleep(20_000_000)
+        cache.tensor[sent] = turn + 1.0
+        cache.to_host(range(21), nothing, nothing)
+        for _ in range(50):
+            cache.tensor[others] += 1.0
+        worst_found = worst_found if told.get(timeout=COPIED_S) is nothing else math.inf
+        for block in range(21):
+            cache.block_view(21 + block)[:] = cache.block_view(block)
+        cache.from_host(range(21, 42), nothing)
+        for _ in range(50):
+            cache.tensor[others] += 1.0
+        worst_found = worst_found if told.get(timeout=COPIED_S) is nothing else math.inf
+        same = bool((cache.tensor[received] == turn + 1.0).all())
+        left_alone = bool((cache.tensor[others] == 100.0 * (turn + 1)).all())
+        worst_found = worst_found if same and left_alone else math.inf
+    copying.stop()
+    return worst_found

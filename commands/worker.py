@@ -21,6 +21,7 @@ import structlog
 from commands.ranks import cores_of, following, threads_of
 from crossdock.worker.v1 import worker_pb2 as pb
 from engine.assembly import Engine, assemble
+from engine.cache.copying import Copying
 from engine.cache.kv_cache import KVCache
 from engine.kernels.core_share import CoreShare
 from engine.loop import EngineLoop, InboxFull
@@ -250,10 +251,12 @@ async def _serve(
     rim.flush(worker.load(0))
     crash_with_any_thread()
     transport.start()
+    copying = _copying(engine, loop)
     loop.start()
 
     async def stop() -> None:
         await asyncio.to_thread(loop.stop)
+        await asyncio.to_thread(copying.stop)
         await asyncio.to_thread(transport.close)
 
     looks_max = STILL_LOOKS_MAX if engine.device == "cpu" else DEVICE_LOOKS_MAX
@@ -290,6 +293,14 @@ def _compute_behind(nice: int, *, sole: bool) -> None:
 def _take_memory(cache: KVCache) -> bool:
     """Some of what the KV cache is going to need, as long as there is room. False when all is there, or none."""
     return free_memory_bytes() > LEFT_FREE_BYTES and cache.populate()
+
+
+def _copying(engine: Engine, loop: EngineLoop) -> Copying:
+    """Begun where blocks are on a device."""
+    copying = Copying(loop.insist, crash, engine.enter)
+    if engine.cache.copy_beside(copying.begin):
+        copying.start()
+    return copying
 
 
 def _nothing() -> None:

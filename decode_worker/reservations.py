@@ -73,7 +73,8 @@ class Reservation:
     """blocks_max: blocks that all its sequences can ever need here. chain: names its prefixes. arrived: seconds on the
     worker's clock, in the past for what has waited elsewhere. ticket: as the gateway minted it, from the grant on
     without the blocks that are here already; None for a prompt that is computed here. unwanted: choices that nobody
-    reads any more. constraint: of the order's guide, at its tokens; each sequence gets a fork."""
+    reads any more. constraint: of the order's guide, at its tokens; each sequence gets a fork. copying: whether what
+    has arrived is being copied to where it is computed with; until that is done the blocks stay where they are."""
 
     gateway: str
     order: SequenceOrder
@@ -86,6 +87,7 @@ class Reservation:
     table: BlockTable | None = None
     unwanted: set[int] = field(default_factory=set)
     constraint: Constraint | None = None
+    copying: bool = False
 
     def advance(self, event: ReservationEvent) -> None:
         """Take one legal transition. Raises IllegalTransition, and changes nothing, for any other."""
@@ -229,9 +231,24 @@ class Reservations:
         self._pool.extend(reservation.table, blocks, reservation.credit)
         return reservation.filled()
 
-    def adopt(self, ticket_id: bytes) -> tuple[BlockTable, Credit]:
-        """Everything has arrived: blocks and the rest of the promise go to the sequence, or to what forks from it."""
+    def copying(self, ticket_id: bytes) -> tuple[int, ...]:
+        """Everything has arrived, and is being copied from now on. Returns the blocks."""
         reservation = self._reservations[ticket_id]
+        assert reservation.state is ReservationState.BOUND and not reservation.copying, reservation.state
+        reservation.copying = True
+        return reservation.filled()
+
+    def copied(self, ticket_id: bytes) -> None:
+        """That is done."""
+        reservation = self._reservations[ticket_id]
+        assert reservation.copying, "a copy ended that never began"
+        reservation.copying = False
+        self._sweep(reservation)
+
+    def adopt(self, ticket_id: bytes) -> tuple[BlockTable, Credit]:
+        """Everything is there: blocks and the rest of the promise go to the sequence, or to what forks from it."""
+        reservation = self._reservations[ticket_id]
+        assert not reservation.copying, "adopted while it is copied"
         reservation.advance(ReservationEvent.ADOPT)
         assert reservation.table is not None and reservation.credit is not None
         table = self._pool.transfer(
@@ -242,7 +259,8 @@ class Reservations:
         return table, credit
 
     def withdraw(self, name: Name) -> ReservationState:
-        """Let go. Blocks that the transport may write into stay reserved until it is closed. Returns how far it was."""
+        """Let go. Blocks that the transport may write into stay reserved until it is closed, and those that are copied
+        until that is done. Returns how far it was."""
         reservation = self._reservations[name]
         before = reservation.state
         reservation.advance(ReservationEvent.WITHDRAW)
@@ -267,7 +285,7 @@ class Reservations:
         return reservation, reservation.ticket
 
     def _sweep(self, reservation: Reservation) -> None:
-        if reservation.state is ReservationState.GONE:
+        if reservation.state is ReservationState.GONE and not reservation.copying:
             del self._reservations[reservation.name()]
             if reservation.table is not None:
                 self._pool.release(reservation.table)

@@ -7,9 +7,11 @@ and turns the engine's results into reports. Never touches a socket, never reads
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 
 from decode_worker.adoption import believable, require_possible
 from decode_worker.answers import Answers, report_of, token_reports
+from decode_worker.endings import REFUSALS, cancelled, failed, given_back, refused, stuck
 from decode_worker.policy import DecodePolicy
 from decode_worker.prompts import Prompts
 from decode_worker.reservations import Name, Reservation, Reservations, ReservationState
@@ -27,16 +29,8 @@ from kvtransfer.events import Closed, Failed, FirstTokens, Opened, Received, Tar
 from kvtransfer.target_endpoint import TransferTarget
 from kvtransfer.ticket import Ticket
 from service.load import WorkerLoad
-from service.orders import AttemptKey, AttemptRefused, SequenceOrder, superseded
-from service.reports import (
-    NOTHING_ALLOWED,
-    AdoptedReport,
-    EndCause,
-    EndedReport,
-    ReservedReport,
-    TokenReport,
-    Told,
-)
+from service.orders import AttemptKey, SequenceOrder, superseded
+from service.reports import AdoptedReport, ReservedReport, TokenReport, Told
 from service.token_books import TokenBooks, TokenCounts, Waste
 from service.worker_counts import PREEMPTIONS, PREFIX_HITS, PREFIX_QUERIES, SWAP_OUTS, TRANSFER_FAILURES
 
@@ -83,8 +77,8 @@ class DecodeWorker:
         hand-off; without one the prompt is computed here. constraint: of the order's guide, at its tokens."""
         try:
             self._ask(gateway, order, ticket, constraint)
-        except tuple(_REFUSALS) as error:
-            self._refuse(gateway, order.key, error)
+        except tuple(REFUSALS) as error:
+            self._tell(gateway, refused(order.key, error))
         self._grant()
 
     def cancel(self, gateway: str, key: AttemptKey) -> None:
@@ -137,7 +131,7 @@ class DecodeWorker:
             case Opened():
                 self._bind(reservation, event.ticket_id)
             case Received():
-                self._adopt(reservation, event)
+                self._receive(reservation, event)
             case Failed():
                 self._counts[f"{TRANSFER_FAILURES}.{event.reason.name.lower()}"] += 1
                 if self._names.get(reservation.order.key) == event.ticket_id:
@@ -145,7 +139,7 @@ class DecodeWorker:
                     # What its own worker cancelled, the gateway knows from there: an answer may have ended with its
                     # first token, and this report could overtake it.
                     if event.reason is not Reason.CANCELLED:
-                        self._tell(reservation.gateway, _failure(reservation, event.detail))
+                        self._tell(reservation.gateway, failed(reservation.order.key, event.detail))
             case Closed():
                 self._reservations.closed(event.ticket_id)
                 self._grant()
@@ -247,7 +241,7 @@ class DecodeWorker:
             self._target.expect(fitted)
         except (TicketRefused, Overloaded) as error:
             self._end(key, Waste.TRANSFER_FAILED)
-            self._refuse(reservation.gateway, key, error)
+            self._tell(reservation.gateway, refused(key, error))
             return
         self._reservations.grant(ticket.ticket_id)
         self._tell(reservation.gateway, ReservedReport(key=key, blocks_held=fitted.first_block))
@@ -259,22 +253,31 @@ class DecodeWorker:
         blocks = self._reservations.bind(ticket_id)
         self._target.bind(ticket_id, [self._cache.block_view(block) for block in blocks])
 
-    def _adopt(self, reservation: Reservation, event: Received) -> None:
-        """Commit: one local step, after which this worker owns the sequence."""
+    def _receive(self, reservation: Reservation, event: Received) -> None:
+        """All is here: bring it to where it is computed with, unless the reservation was withdrawn meanwhile."""
         if reservation.state is not ReservationState.BOUND:
             return
         order = reservation.order
         assert event.num_tokens == len(order.token_ids), "the manifest was checked against the ticket"
         if not believable(event.first_tokens, order, self._vocab_size):
             self._end(order.key, Waste.TRANSFER_FAILED)
-            self._tell(reservation.gateway, _failure(reservation, "no such first token"))
+            self._tell(reservation.gateway, failed(order.key, "no such first token"))
             return
+        blocks = self._reservations.copying(event.ticket_id)
+        self._cache.from_host(blocks, partial(self._adopt, reservation, event))
+
+    def _adopt(self, reservation: Reservation, event: Received) -> None:
+        """Commit: one local step, after which this worker owns the sequence."""
+        self._reservations.copied(event.ticket_id)
+        if reservation.state is not ReservationState.BOUND:
+            self._grant()
+            return
+        key = reservation.order.key
         wanted = tuple(pair for pair in event.first_tokens if pair[0] not in reservation.unwanted)
-        if not wanted and order.beam is None:
-            self._end(order.key, Waste.CANCELLED)
+        if not wanted and reservation.order.beam is None:
+            self._end(key, Waste.CANCELLED)
             return
-        del self._names[order.key]
-        self._cache.from_host(reservation.filled())
+        del self._names[key]
         self._go_on(reservation, wanted, *self._reservations.adopt(event.ticket_id))
         self._target.commit(event.ticket_id)
 
@@ -339,9 +342,9 @@ class DecodeWorker:
     def _dead_end(self, sequence: Sequence) -> None:
         """All of an attempt ends with the first of its choices that cannot go on."""
         if (key := _key(sequence.id)) in self._live():
-            gateway, cause = self._gateway_of(key), EndCause.GUIDE_FAILED
+            gateway = self._gateway_of(key)
             self._end(key, Waste.GUIDE_FAILED)
-            self._tell(gateway, EndedReport(key=key, cause=cause, detail=NOTHING_ALLOWED))
+            self._tell(gateway, stuck(key))
 
     def _give_back(self, sequence: Sequence) -> None:
         """It goes on elsewhere, or here when there is room again: its gateway has all that it takes."""
@@ -352,16 +355,12 @@ class DecodeWorker:
             self._reservations.withdraw(self._names.pop(key))
         else:
             self._answers.forget(sequence.id)
-        why, times = "its blocks were needed", sequence.preemptions
-        self._tell(gateway, EndedReport(key=key, cause=EndCause.PREEMPTED, detail=why, preemptions=times))
-
-    def _refuse(self, gateway: str, key: AttemptKey, error: Exception) -> None:
-        self._tell(gateway, EndedReport(key=key, cause=_REFUSALS[type(error)], detail=str(error)))
+        self._tell(gateway, given_back(key, sequence.preemptions))
 
     def _stop(self, gateway: str, key: AttemptKey, waste: Waste) -> None:
         if key in self._live() and self._gateway_of(key) == gateway:
             self._end(key, waste)
-        self._tell(gateway, EndedReport(key=key, cause=EndCause.CANCELLED, detail="cancelled"))
+        self._tell(gateway, cancelled(key))
 
     def _end(self, key: AttemptKey, waste: Waste) -> None:
         """Let go of all that an attempt has here. Blocks that the transport may write into stay reserved. waste: why
@@ -384,17 +383,5 @@ class DecodeWorker:
         return self._reservations.gateway_of(self._names[key])
 
 
-_REFUSALS: dict[type[Exception], EndCause] = {
-    AttemptRefused: EndCause.INVALID,
-    TicketRefused: EndCause.TICKET_REFUSED,
-    Overloaded: EndCause.EXHAUSTED,
-}
-
-
 def _key(sequence_id: SequenceId) -> AttemptKey:
     return AttemptKey(request_id=sequence_id[0], attempt=sequence_id[1])
-
-
-def _failure(reservation: Reservation, detail: str) -> EndedReport:
-    key = reservation.order.key
-    return EndedReport(key=key, cause=EndCause.TRANSFER_FAILED, detail=detail)

@@ -14,6 +14,7 @@ import torch
 
 from engine.batch import Batch, ModelRunner
 from engine.cache.copy_lane import CopyLane
+from engine.cache.copying import Action, Begin, nothing
 from engine.cache.kv_cache import KVCache
 from engine.cache.layout import KVLayout
 from engine.cache.staged_cache import StagedKVCache
@@ -74,7 +75,7 @@ class LedRunner:
 
 
 class LedStagedCache(StagedKVCache):
-    """A StagedKVCache of all ranks: each copies its own heads, and both directions wait for all."""
+    """A StagedKVCache of all ranks: each copies its own heads, and who asks for a copy waits for all."""
 
     def __init__(
         self,
@@ -87,15 +88,31 @@ class LedStagedCache(StagedKVCache):
         super().__init__(layout, num_blocks, lane, memory, followers.collective.share)
         self._followers = followers
 
-    def to_host(self, blocks: Sequence[int]) -> None:
-        self._followers.tell(ToHost(blocks=tuple(blocks)))
-        super().to_host(blocks)
-        self._followers.await_done()
+    def copy_beside(self, begin: Begin) -> bool:
+        """Not yet: who plans is the one that others answer, and copies would be a second one."""
+        return False
 
-    def from_host(self, blocks: Sequence[int]) -> None:
-        self._followers.tell(FromHost(blocks=tuple(blocks)))
-        super().from_host(blocks)
-        self._followers.await_done()
+    def to_host(self, blocks: Sequence[int], read: Action, then: Action) -> None:
+        if blocks:
+            self._followers.tell(ToHost(blocks=tuple(blocks)))
+            super().to_host(blocks, nothing, nothing)
+            self._followers.await_done()
+        read()
+        then()
+
+    def from_host(self, blocks: Sequence[int], then: Action) -> None:
+        if blocks:
+            self._followers.tell(FromHost(blocks=tuple(blocks)))
+            super().from_host(blocks, nothing)
+            self._followers.await_done()
+        then()
+
+    def store(self, blocks: Sequence[int], memory: KVCache, places: Sequence[int]) -> None:
+        """By way of its own host memory, which has the heads of all."""
+        KVCache.store(self, blocks, memory, places)
+
+    def restore(self, blocks: Sequence[int], memory: KVCache, places: Sequence[int]) -> None:
+        KVCache.restore(self, blocks, memory, places)
 
 
 class Follower:
@@ -112,7 +129,7 @@ class Follower:
                 self._runner.run(work)
                 return False
             case ToHost(blocks=blocks):
-                self._cache.to_host(blocks)
+                self._cache.to_host(blocks, nothing, nothing)
             case FromHost(blocks=blocks):
-                self._cache.from_host(blocks)
+                self._cache.from_host(blocks, nothing)
         return True

@@ -10,6 +10,7 @@ from typing import NamedTuple
 import numpy as np
 
 from engine.batch import Batch, ModelRunner, Shape, lay_out
+from engine.cache.copying import nothing
 from engine.cache.kv_cache import KVCache
 from engine.sampling import Sampler
 from engine.sequence import SamplingParams
@@ -42,8 +43,8 @@ def warm_up(
         logits = runner.run(_batch(runs, size))[:1]
         for params in _PARAMS:
             sampler.sample(logits, [params], [single.first + 1])
-    cache.to_host([0])
-    cache.from_host([0])
+    cache.to_host([0], nothing, nothing)
+    cache.from_host([0], nothing)
 
 
 def _prompts(tokens: int, tokens_max: int, block_size: int) -> list[_Run]:

@@ -1,7 +1,7 @@
 """Computed blocks that are kept, or still read, for a hand-off.
 
-A hold needs two keys before its blocks are free: its owner let go, and the transport reads no more. Until then the
-blocks must not be reused. Lives on the step thread; moves no bytes.
+A hold needs its keys before its blocks are free: its owner let go, the transport reads no more, and nothing of it is
+being copied. Until then the blocks must not be reused. Lives on the step thread; moves no bytes.
 """
 
 from collections.abc import Mapping
@@ -38,11 +38,12 @@ HOLD_TRANSITIONS: Mapping[tuple[HoldState, HoldEvent], HoldState] = {
 
 @dataclass(slots=True, kw_only=True)
 class Hold:
-    """table: None while the sequence that is being computed owns the blocks."""
+    """table: None while the sequence that is being computed owns the blocks. copies: under way."""
 
     request_id: str
     table: BlockTable | None = None
     state: HoldState = HoldState.READ
+    copies: int = 0
 
     def advance(self, event: HoldEvent) -> None:
         """Take one legal transition. Raises IllegalTransition, and changes nothing, for any other."""
@@ -84,14 +85,28 @@ class Holds:
         """Second key: nobody reads the blocks any more."""
         self._turn(ticket_id, HoldEvent.CLOSED)
 
+    def copying(self, ticket_id: bytes) -> None:
+        """Some of the blocks are being copied from now on."""
+        self._holds[ticket_id].copies += 1
+
+    def copied(self, ticket_id: bytes) -> None:
+        """A key for each copy: it is done."""
+        hold = self._holds[ticket_id]
+        assert hold.copies > 0, f"hold of {hold.request_id}: a copy ended that never began"
+        hold.copies -= 1
+        self._swept(ticket_id, hold)
+
     def _turn(self, ticket_id: bytes, event: HoldEvent) -> None:
         hold = self._holds[ticket_id]
         hold.advance(event)
-        if hold.state is HoldState.FREE:
-            del self._holds[ticket_id]
-        if hold.table is None:
-            return
-        if hold.state is HoldState.FREE:
-            self._pool.release(hold.table)
-        elif hold.state is HoldState.LET_GO:
+        if not self._swept(ticket_id, hold) and event is HoldEvent.LET_GO and hold.table is not None:
             hold.table = self._pool.quarantine(hold.table)
+
+    def _swept(self, ticket_id: bytes, hold: Hold) -> bool:
+        """Whether all keys were there."""
+        if hold.state is not HoldState.FREE or hold.copies:
+            return False
+        del self._holds[ticket_id]
+        if hold.table is not None:
+            self._pool.release(hold.table)
+        return True

@@ -7,8 +7,10 @@ turns what the transport says into releases. Never touches a socket, never decid
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from functools import partial
 
 from engine.cache.block_pool import Ledger
+from engine.cache.copying import Action
 from engine.cache.kv_cache import KVCache
 from engine.cache.prefix_chain import PrefixChain
 from engine.constraint import Constraint, ends_of
@@ -61,8 +63,9 @@ class HandOff:
 
 @dataclass(slots=True, kw_only=True)
 class Attempt:
-    """One try at a prompt. sequence: None once it is detached. pushed: blocks given to the transport. computed: tokens
-    that were computed for it here. done_at: when the prompt was done and the hand-off was not, in seconds."""
+    """One try at a prompt. sequence: None once it is detached. pushed: blocks that the transport is given, as soon as
+    they are in host memory. computed: tokens that were computed for it here. done_at: when the prompt was done and the
+    hand-off was not, in seconds."""
 
     gateway: str
     order: SequenceOrder
@@ -211,7 +214,7 @@ class PrefillWorker:
         self._core.submit(sequence)
 
     def _enter(self, progress: Progress) -> None:
-        """Book what the last step computed, and push the blocks it filled; the transport reads them in place."""
+        """Book what the last step computed, and push the blocks it filled; the transport reads them in host memory."""
         attempt = self._attempts[_key(progress.sequence.id)]
         attempt.computed += progress.tokens
         self._books.compute(progress.tokens)
@@ -221,11 +224,19 @@ class PrefillWorker:
         if attempt.hand_off is None or until <= attempt.pushed:
             return
         assert attempt.sequence is not None and attempt.sequence.table is not None
-        blocks = attempt.sequence.table.ids()[attempt.pushed : until]
-        self._cache.to_host(blocks)
-        views = [self._cache.block_view(block) for block in blocks]
-        self._source.push(attempt.hand_off.ticket.ticket_id, attempt.pushed, views)
+        ticket_id, first = attempt.hand_off.ticket.ticket_id, attempt.pushed
+        blocks = attempt.sequence.table.ids()[first:until]
         attempt.pushed = until
+        self._bring(ticket_id, blocks, partial(self._send, ticket_id, first, blocks))
+
+    def _bring(self, ticket_id: bytes, blocks: tuple[int, ...], read: Action) -> None:
+        """To host memory, after what was brought before; the blocks are held until it is done, whatever happens."""
+        self._holds.copying(ticket_id)
+        self._cache.to_host(blocks, read, partial(self._holds.copied, ticket_id))
+
+    def _send(self, ticket_id: bytes, first: int, blocks: tuple[int, ...]) -> None:
+        """Any thread. What was cancelled meanwhile, the transport takes no more."""
+        self._source.push(ticket_id, first, [self._cache.block_view(block) for block in blocks])
 
     def _tell_scores(self, scored: Scored) -> None:
         attempt = self._attempts[_key(scored.sequence.id)]
@@ -280,8 +291,9 @@ class PrefillWorker:
         self._core.detach(sequence.id)
         attempt.sequence, attempt.done_at = None, self._clock()
         self._core.pool.waive(sequence.credit)
-        self._holds.keep(hand_off.ticket.ticket_id, sequence.table)
-        self._source.finish(hand_off.ticket.ticket_id, sequence.computed, first_tokens)
+        ticket_id = hand_off.ticket.ticket_id
+        self._holds.keep(ticket_id, sequence.table)
+        self._bring(ticket_id, (), partial(self._source.finish, ticket_id, sequence.computed, first_tokens))
 
     def _measure(self, attempt: Attempt) -> None:
         """What a hand-off took. A short one says nothing of the link: it is all way and no freight."""

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 import numpy as np
 import torch
 
+from engine.cache.copying import Action, Begin, nothing
 from engine.cache.layout import KVLayout
 from engine.collective import WHOLE, Share
 
@@ -60,8 +61,33 @@ class KVCache:
         self._populated += _POPULATED_AT_ONCE_BYTES
         return True
 
-    def to_host(self, blocks: Sequence[int]) -> None:
-        """Said before views of these blocks are read: what was computed is in host memory from now on. Here it is."""
+    def copy_beside(self, begin: Begin) -> bool:
+        """From now on who asks for a copy does not wait for it. False where there is none to wait for."""
+        return False
 
-    def from_host(self, blocks: Sequence[int]) -> None:
-        """Said after views of these blocks were written: what is computed next sees it. Here it does."""
+    def to_host(self, blocks: Sequence[int], read: Action, then: Action) -> None:
+        """Bring what was computed to host memory, where it already is here. Until `then` somebody keeps the blocks, and
+        nobody writes them.
+
+        read: views of them may be read from now on; called on whichever thread copies. then: called afterwards on the
+        caller's. What is asked for later, of no blocks too, is called later."""
+        read()
+        then()
+
+    def from_host(self, blocks: Sequence[int], then: Action) -> None:
+        """Views of these blocks were written: bring that to where it is computed with, where it already is here. Until
+        `then`, which is called on the caller's thread, somebody keeps the blocks, and nobody else writes, or
+        computes with, either."""
+        then()
+
+    def store(self, blocks: Sequence[int], memory: "KVCache", places: Sequence[int]) -> None:
+        """Copy blocks to these places of other host memory. The caller waits."""
+        self.to_host(blocks, nothing, nothing)
+        for place, block in zip(places, blocks, strict=True):
+            memory.block_view(place)[:] = self.block_view(block)
+
+    def restore(self, blocks: Sequence[int], memory: "KVCache", places: Sequence[int]) -> None:
+        """Copy what was stored into these blocks. The caller waits."""
+        for place, block in zip(places, blocks, strict=True):
+            self.block_view(block)[:] = memory.block_view(place)
+        self.from_host(blocks, nothing)

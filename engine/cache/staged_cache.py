@@ -1,15 +1,15 @@
 """The bytes of all blocks on a device, and a place in host memory for each. Never decides when to copy."""
 
 import mmap
-from collections import deque
-from collections.abc import Iterator, Sequence
-from itertools import cycle
+from collections.abc import Sequence
 
 import torch
 
 from engine.cache.copy_lane import CopyLane, Mark
+from engine.cache.copying import Action, Begin, Copy, at_once, nothing
 from engine.cache.kv_cache import KVCache
 from engine.cache.layout import KVLayout
+from engine.cache.stages import Stages
 from engine.collective import WHOLE, Share
 
 STAGED_BYTES = 8 << 20
@@ -20,8 +20,8 @@ class StagedKVCache(KVCache):
     """See KVCache. `tensor` is on the lane's device, and has the rank's heads; `block_view` shows the place in host
     memory, whose pages are taken from the system when they are first written.
 
-    Copies go beside the steps, through two stages in turn: the host copies one while the lane copies the other. The
-    caller of to_host waits for the lane; after from_host only the steps that come later do.
+    Until it is told who makes its copies, whoever asks for one makes it and waits. To swap is always to wait, through
+    stages of its own, past what is copied beside.
     """
 
     def __init__(
@@ -37,54 +37,32 @@ class StagedKVCache(KVCache):
         super().__init__(layout, num_blocks, memory, share)
         self.tensor = torch.zeros(self._own.shape, dtype=layout.dtype, device=lane.device)
         self._lane = lane
-        self._at_once = min(num_blocks, max(1, staged_bytes // layout.block_bytes()))
-        shape = (self._at_once, *self._own.shape[1:])
-        self._stages = [_Stage(lane.host_memory(shape, layout.dtype)) for _ in range(2)]
+        self._begin: Begin = at_once
+        at_once_max = min(num_blocks, max(1, staged_bytes // layout.block_bytes()))
+        self._stages = Stages(lane, self.tensor, at_once_max)
+        self._stages_of_swapping = Stages(lane, self.tensor, at_once_max)
 
     def populate(self) -> bool:
         """Nothing: few blocks are ever handed over at once."""
         return False
 
-    def to_host(self, blocks: Sequence[int]) -> None:
-        self._lane.after_steps()
-        under_way: deque[tuple[Sequence[int], _Stage]] = deque()
-        for run, stage in self._runs(blocks):
-            if len(under_way) == len(self._stages):
-                self._land(*under_way.popleft())
-            stage.mark = self._lane.gather(self.tensor, run, stage.memory[: len(run)])
-            under_way.append((run, stage))
-        for landing in under_way:
-            self._land(*landing)
+    def copy_beside(self, begin: Begin) -> bool:
+        self._begin = begin
+        return True
 
-    def from_host(self, blocks: Sequence[int]) -> None:
-        self._lane.after_steps()
-        last: Mark | None = None
-        for run, stage in self._runs(blocks):
-            stage.wait()
-            values = stage.memory[: len(run)]
-            values.copy_(self._own[list(run)])
-            stage.mark = last = self._lane.scatter(self.tensor, run, values)
-        if last is not None:
-            self._lane.steps_after(last)
+    def to_host(self, blocks: Sequence[int], read: Action, then: Action) -> None:
+        self._begin(self._out(tuple(blocks), self._lane.steps(), read), then)
 
-    def _runs(self, blocks: Sequence[int]) -> Iterator[tuple[Sequence[int], "_Stage"]]:
-        """As many blocks at once as a stage holds."""
-        firsts = range(0, len(blocks), self._at_once)
-        for first, stage in zip(firsts, cycle(self._stages), strict=False):
-            yield blocks[first : first + self._at_once], stage
+    def from_host(self, blocks: Sequence[int], then: Action) -> None:
+        blocks = tuple(blocks)
+        self._begin(self._stages.fill(blocks, self._own, blocks, self._lane.steps()), then)
 
-    def _land(self, run: Sequence[int], stage: "_Stage") -> None:
-        stage.wait()
-        self._own[list(run)] = stage.memory[: len(run)]
+    def store(self, blocks: Sequence[int], memory: KVCache, places: Sequence[int]) -> None:
+        at_once(self._stages_of_swapping.drain(blocks, memory.tensor, places, self._lane.steps()), nothing)
 
+    def restore(self, blocks: Sequence[int], memory: KVCache, places: Sequence[int]) -> None:
+        at_once(self._stages_of_swapping.fill(blocks, memory.tensor, places, self._lane.steps()), nothing)
 
-class _Stage:
-    """Host memory that copies go through. mark: of the last one."""
-
-    def __init__(self, memory: torch.Tensor) -> None:
-        self.memory = memory
-        self.mark: Mark | None = None
-
-    def wait(self) -> None:
-        if self.mark is not None:
-            self.mark.wait()
+    def _out(self, blocks: Sequence[int], since: Mark, read: Action) -> Copy:
+        yield from self._stages.drain(blocks, self._own, blocks, since)
+        read()

@@ -32,15 +32,11 @@ class SwapSpace:
         assert who not in self._owned, who
         assert len(blocks) <= len(self._free), f"{len(blocks)} blocks for {len(self._free)} places"
         self._owned[who] = [self._free.pop() for _ in blocks]
-        self._cache.to_host(blocks)
-        for place, block in zip(self._owned[who], blocks, strict=True):
-            self._memory.block_view(place)[:] = self._cache.block_view(block)
+        self._cache.store(blocks, self._memory, self._owned[who])
 
     def restore(self, who: SequenceId, first: int, blocks: Sequence[int]) -> None:
         """Copy what was stored, from its block `first` on, into these blocks of the cache, and keep nothing of it."""
-        for place, block in zip(self._owned[who][first:], blocks, strict=True):
-            self._cache.block_view(block)[:] = self._memory.block_view(place)
-        self._cache.from_host(blocks)
+        self._cache.restore(blocks, self._memory, self._owned[who][first:])
         self.drop(who)
 
     def drop(self, who: SequenceId) -> None:

@@ -10,6 +10,7 @@ import transformers as hf
 from gguf import GGMLQuantizationType as Type
 
 from engine.batch import BlockCopy
+from engine.cache.copying import nothing
 from engine.cache.kv_cache import KVCache
 from engine.cache.layout import KVLayout
 from engine.cache.staged_cache import StagedKVCache
@@ -178,12 +179,12 @@ def test_a_block_of_host_memory_has_the_heads_of_all_ranks(staged):
     content = torch.randn(layout.block_shape())
     for cache, share in zip(caches, shares, strict=True):
         cache.tensor[3] = content[..., share.of(4), :]
-        cache.to_host([3])
+        cache.to_host([3], nothing, nothing)
     held = torch.frombuffer(bytearray(caches[0].block_view(3)), dtype=torch.float32)
     assert torch.equal(held, content.flatten())
     for cache in caches:
         cache.block_view(5)[:] = caches[0].block_view(3)
-        cache.from_host([5])
+        cache.from_host([5], nothing)
         assert torch.equal(cache.tensor[5], cache.tensor[3])
         assert not cache.tensor[4].any()
 

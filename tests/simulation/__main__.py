@@ -63,7 +63,7 @@ def _report(counts, failures, histories, seconds):
     print(f"attempts lost: {grouped('lost: ')}")
     print(f"requests ended: {grouped('ended ')}")
     names = ("attempts", "attempts on one worker", "commits", "steps", "frames accepted", "blocks shared")
-    names += ("blocks not sent", "given back", "swapped out")
+    names += ("blocks not sent", "given back", "swapped out", "blocks copied beside")
     print(", ".join(f"{name} {counts[name]}" for name in names))
     print(
         f"{histories} histories, {len(failures)} failed, {histories / seconds:.1f} histories/s: "

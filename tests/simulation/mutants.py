@@ -14,6 +14,7 @@ from decode_worker.prompts import Prompts
 from decode_worker.reservations import Reservation, Reservations
 from decode_worker.worker import DecodeWorker
 from engine.binding import Binder
+from engine.cache.stages import Stages
 from engine.cache.swap_space import SwapSpace
 from engine.core import EngineCore
 from engine.sequence import Sequence
@@ -24,6 +25,7 @@ from kvtransfer.outgoing import OutgoingTransfer
 from kvtransfer.source_io import SourceIO
 from kvtransfer.target_io import TargetIO
 from prefill_worker.holds import Holds
+from prefill_worker.worker import PrefillWorker
 from service.cache_feed import CacheFeed
 from service.worker_rim import WorkerRim
 from tests.simulation.faults import Kind
@@ -145,10 +147,8 @@ MUTANTS = (
     Mutant(
         "one key frees what a source may still read",
         Holds,
-        "_turn",
-        {
-            "if hold.state is HoldState.FREE:\n        self._pool": "if event is HoldEvent.LET_GO:\n        self._pool"
-        },
+        "_swept",
+        {"hold.state is not HoldState.FREE": "hold.state in (HoldState.READ, HoldState.UNREAD)"},
         CANCELS,
     ),
     Mutant(
@@ -215,6 +215,7 @@ MUTANTS = (
         "tick",
         {"now - self._heard >= self.ticket.lease_s()": "False"},
         SILENCE,
+        shown_by=65,
     ),
     Mutant(
         "a source waits for ever",
@@ -230,15 +231,63 @@ MUTANTS = (
         "_bind",
         {"reservation.state is not ReservationState.GRANTED": "False"},
         CANCELS,
-        shown_by=68,
+        shown_by=203,
     ),
     Mutant(
-        "a withdrawn reservation is adopted",
+        "what came for a withdrawn reservation is taken in",
+        DecodeWorker,
+        "_receive",
+        {"reservation.state is not ReservationState.BOUND": "False"},
+        CANCELS,
+        shown_by=197,
+    ),
+    Mutant(
+        "a reservation that was withdrawn while it was copied is adopted",
         DecodeWorker,
         "_adopt",
         {"reservation.state is not ReservationState.BOUND": "False"},
         CANCELS,
-        shown_by=120,
+        shown_by=12,
+    ),
+    Mutant(
+        "a block that was to be received is freed while it is copied",
+        Reservations,
+        "_sweep",
+        {" and not reservation.copying": ""},
+        CANCELS,
+        shown_by=12,
+    ),
+    Mutant(
+        "a block that was to be sent is freed while it is copied",
+        Holds,
+        "_swept",
+        {" or hold.copies": ""},
+        CANCELS,
+        shown_by=3,
+    ),
+    Mutant(
+        "the end of a hand-off overtakes the copies of its blocks",
+        PrefillWorker,
+        "_hand_over",
+        {"self._bring(ticket_id, (), partial(": "(lambda *finish: finish[2]())(ticket_id, (), partial("},
+        (),
+        shown_by=3,
+    ),
+    Mutant(
+        "what is copied to be read is read too early",
+        Stages,
+        "drain",
+        {"for landing in under_way:": "for landing in ():"},
+        (),
+        shown_by=3,
+    ),
+    Mutant(
+        "what is copied to be computed with is there too late",
+        Stages,
+        "fill",
+        {"for stage in self._stages:": "for stage in ():"},
+        (),
+        shown_by=3,
     ),
     Mutant(
         "a prompt that is computed beside generation takes all of itself from the cache",
@@ -254,7 +303,7 @@ MUTANTS = (
         "end",
         {"self._core.pool.release(prompt.sequence.table)": "pass"},
         None,
-        shown_by=132,
+        shown_by=84,
     ),
     Mutant(
         "a prompt that is computed keeps its place",
@@ -292,7 +341,7 @@ MUTANTS = (
         "what comes back is not where it was",
         SwapSpace,
         "restore",
-        {"zip(self._owned[who][first:], blocks": "zip(self._owned[who][first:][::-1], blocks"},
+        {"self._owned[who][first:]": "self._owned[who][first:][::-1]"},
         (),
         shown_by=66,
     ),
@@ -302,7 +351,7 @@ MUTANTS = (
         "_preempt",
         {"self.pool.waive(sequence.credit)": "pass"},
         (),
-        shown_by=83,
+        shown_by=60,
     ),
     Mutant(
         "a gateway that missed what is cached is never told again",

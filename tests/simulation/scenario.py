@@ -50,8 +50,9 @@ class Scenario:
     threads take to wake up. absent: numbers of the wishes that nobody has after all. remembered_max:
     ended transfers that a target remembers. run_blocks: in one message, at most. cache_messages_max: waiting on a
     stream that is told what is cached. swap_blocks: of host memory of each decode worker. headroom: least share of
-    their growth that these keep free. ahead: whether engines begin a step before what the
-    last one drew is read. pace_s: what engines believe that a step that generates and a token of a prompt
+    their growth that these keep free. ahead: whether engines begin a step before what the last one drew is read.
+    staged_blocks: blocks are on a device, and so many of them are copied at once; 0 where they are in host memory.
+    pace_s: what engines believe that a step that generates and a token of a prompt
     take, zeroes for nothing."""
 
     seed: int
@@ -71,6 +72,7 @@ class Scenario:
     swap_blocks: int = 0
     headroom: float = 0.1
     ahead: bool = False
+    staged_blocks: int = 0
     pace_s: tuple[float, float] = (0.0, 0.0)
     window_blocks: int = 64
     run_blocks: int = 2
@@ -175,6 +177,7 @@ def _squeezed(scenario):
         swap_blocks=dice.choice((0, 0, 2, 5, 64)),
         headroom=dice.choice((0.0, 0.0, 0.1)),
         ahead=random.Random(f"ahead {scenario.seed}").random() < 0.4,
+        staged_blocks=random.Random(f"staged {scenario.seed}").choice((0, 0, 0, 1, 3)),
     )
     if dice.random() < 0.7:
         return scenario

@@ -8,6 +8,7 @@ import numpy as np
 
 from engine.cache.block_pool import BlockPool
 from engine.cache.block_table import OwnerKind
+from engine.cache.staged_cache import StagedKVCache
 from engine.core import EngineCore
 from kvtransfer.events import Closed, Opened, Received
 from kvtransfer.source_endpoint import TransferSource
@@ -19,15 +20,16 @@ POISON = 0xDD
 
 
 class WatchedPool(BlockPool):
-    """Knows of each block who owns it, and which transfers may touch its bytes. Freed blocks are filled with
-    rubbish, so that whoever still reads them shows it."""
+    """Knows of each block who owns it, which transfers may touch its bytes, and what is being copied. Freed blocks are
+    filled with rubbish, so that whoever still reads them shows it."""
 
     def __init__(self, total, cache, process):
         super().__init__(total)
         self.owners = [Counter() for _ in range(total)]
         self._process = process
         self._octets = cache.tensor.view(total, -1).numpy().view(np.uint8)
-        self._base = self._octets.ctypes.data
+        self._places = [np.frombuffer(cache.block_view(block), np.uint8) for block in range(total)]
+        self.read, self.written = Counter(), Counter()
         self._touching = {}
         self._touched = Counter()
         self._published_for = {}
@@ -89,8 +91,10 @@ class WatchedPool(BlockPool):
                 continue
             if self._touched[block]:
                 self._fail("I2", f"block {block} of {owner} is freed while a transfer may touch it")
+            if self.read[block] or self.written[block]:
+                self._fail("I2", f"block {block} of {owner} is freed while it is copied")
             if block not in self.index:
-                self._octets[block] = POISON
+                self._spoil(block)
 
     def owned(self):
         """Request ids that own blocks."""
@@ -132,8 +136,12 @@ class WatchedPool(BlockPool):
             if self.owners[block]:
                 self._fail("I2", f"block {block} of {self.owners[block]} is given to {owner}")
             self._published_for.pop(block, None)
-        self._octets[list(blocks)] = POISON
+        for block in blocks:
+            self._spoil(block)
         self._own(blocks, owner)
+
+    def _spoil(self, block):
+        self._octets[block] = self._places[block][:] = POISON
 
     def _own(self, blocks, owner):
         for block in blocks:
@@ -147,15 +155,42 @@ class WatchedPool(BlockPool):
             self.owners[block] += Counter()
 
     def _block_of(self, view):
-        offset = np.frombuffer(view, np.uint8).ctypes.data - self._base
-        return offset // view.nbytes
+        return (np.frombuffer(view, np.uint8).ctypes.data - self._places[0].ctypes.data) // view.nbytes
 
     def _fail(self, rule, what):
         self._process.world.fail(rule, f"{self._process.name}: {what}")
 
 
+class WatchedStagedCache(StagedKVCache):
+    """Tells its process's pool what is being copied. read, written: on the device."""
+
+    def __init__(self, process, *parts, **more):
+        super().__init__(*parts, **more)
+        self._process = process
+
+    def to_host(self, blocks, read, then):
+        super().to_host(blocks, read, self._watched(blocks, self._process.pool.read, then))
+
+    def from_host(self, blocks, then):
+        for block in blocks:
+            if not self._process.pool.writable_by_one(block):
+                self._process.world.fail("I3", f"{self._process.name}: block {block} is to be overwritten")
+        super().from_host(blocks, self._watched(blocks, self._process.pool.written, then))
+
+    def _watched(self, blocks, copied, then):
+        copied.update(blocks)
+        self._process.world.counts["blocks copied beside"] += len(blocks)
+
+        def done():
+            copied.subtract(blocks)
+            then()
+
+        return done
+
+
 class WatchedRunner(HashRunner):
-    """Computes nothing with a block that is not ready: filled, and owned by a sequence; by no other, if it writes."""
+    """Computes nothing with a block that is not ready: filled, and owned by a sequence; by no other, if it writes. Nor
+    with one that a copy writes, and writes none that a copy reads."""
 
     def __init__(self, cache, pool, process):
         super().__init__(cache)
@@ -180,6 +215,10 @@ class WatchedRunner(HashRunner):
             self._process.world.fail("I3", f"{self._process.name}: computes on a block of {owners}")
         if written and not self._pool.writable_by_one(block):
             self._process.world.fail("I3", f"{self._process.name}: writes a block of {owners}")
+        if self._pool.written[block] or (written and self._pool.read[block]):
+            self._process.world.fail(
+                "I3", f"{self._process.name}: computes on block {block} while it is copied"
+            )
 
 
 class PacedCore(EngineCore):

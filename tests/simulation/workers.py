@@ -8,6 +8,7 @@ from crossdock.worker.v1 import worker_pb2 as pb
 from decode_worker.policy import DecodePolicy
 from decode_worker.servicer import DecodeServicer
 from decode_worker.worker import DecodeWorker
+from engine.cache.copying import Copying
 from engine.cache.kv_cache import KVCache
 from engine.cache.swap_space import SwapSpace
 from engine.loop import EngineLoop, InboxFull
@@ -26,12 +27,20 @@ from service.orders import OrderLimits
 from service.reports import EndCause
 from service.worker_rim import PROTOCOL_VERSION, Host, WorkerRim
 from tests.fakes.hash_model import VOCAB
+from tests.fakes.lagging_lane import LaggingLane
 from tests.simulation.agenda import Thread
 from tests.simulation.data_network import SourceSide, TargetSide
 from tests.simulation.processes import Looped
 from tests.simulation.scenario import KEY
 from tests.simulation.streams import Aborted, Context
-from tests.simulation.watched import PacedCore, WatchedPool, WatchedRunner, WatchedSource, WatchedTarget
+from tests.simulation.watched import (
+    PacedCore,
+    WatchedPool,
+    WatchedRunner,
+    WatchedSource,
+    WatchedStagedCache,
+    WatchedTarget,
+)
 
 TOKENS_MAX = 4096
 LOAD_INTERVAL_S = 0.25
@@ -56,8 +65,11 @@ class WorkerProcess(Looped):
         self.identity = Identity(worker_id=name, epoch=self.epoch)
         self.transfers = Thread(self, self._transfer_turn)
         self.stepping = Thread(self, self._step_turn)
-        self.cache = KVCache(self.layout, blocks)
+        self.cache = self._make_cache(blocks)
         self.pool = WatchedPool(blocks, self.cache, self)
+        self.copying = Copying(self.insist, lambda crash: None)
+        self.copies = Thread(self, self._copy_turn)
+        self.cache.copy_beside(self._copy)
         self.policy = self.make_policy()
         self.core = PacedCore(
             pace_s=world.scenario.pace_s,
@@ -128,6 +140,21 @@ class WorkerProcess(Looped):
         stream.down.end()
         if handler.cancelled() or not isinstance(handler.exception(), Aborted):
             self._done(handler)
+
+    def _make_cache(self, blocks):
+        """On a device, if the history says so, where nothing is copied before somebody waits for it."""
+        if not (staged := self.world.scenario.staged_blocks):
+            return KVCache(self.layout, blocks)
+        staged_bytes = staged * self.layout.block_bytes()
+        return WatchedStagedCache(self, self.layout, blocks, LaggingLane(), staged_bytes=staged_bytes)
+
+    def _copy(self, copy, then):
+        self.copying.begin(copy, then)
+        self.copies.wake()
+
+    def _copy_turn(self):
+        self.copying.turn()
+        return 0.0 if self.copying.due() else None
 
     def _post(self, post, action):
         post(action)

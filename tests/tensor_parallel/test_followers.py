@@ -11,6 +11,7 @@ import pytest
 import torch
 import zmq
 
+from engine.cache.copying import nothing
 from engine.cache.layout import KVLayout
 from engine.cache.staged_cache import StagedKVCache
 from engine.collective import Share
@@ -219,10 +220,10 @@ def test_on_devices_every_rank_copies_its_heads_and_all_wait():
     first = LedStagedCache(LAYOUT, 4, LaggingLane(), memory, others)
     content = torch.randn(LAYOUT.block_shape())
     first.tensor[3], second.tensor[3] = content[..., :2, :], content[..., 2:, :]
-    first.to_host([3])
+    first.to_host([3], nothing, nothing)
     assert bytes(first.block_view(3)) == content.numpy().tobytes()
     first.block_view(0)[:] = first.block_view(3)
-    first.from_host([0])
+    first.from_host([0], nothing)
     for cache in (first, second):
         assert torch.equal(cache.tensor[0], cache.tensor[3])
     assert not others.waiting

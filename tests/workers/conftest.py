@@ -9,6 +9,7 @@ import pytest
 from decode_worker.policy import DecodePolicy
 from decode_worker.worker import DecodeWorker
 from engine.cache.block_pool import BlockPool
+from engine.cache.copying import Copying
 from engine.cache.kv_cache import KVCache
 from engine.core import EngineCore
 from engine.sampling import Sampler
@@ -48,11 +49,15 @@ def make_order(request_id="r", attempt=1, prompt=(1, 2, 3, 4, 5), max_tokens=6, 
 
 
 class Side:
-    """One worker with its engine and its end of the hand-off. heard: (gateway, report) pairs, in order."""
+    """One worker with its engine and its end of the hand-off. heard: (gateway, report) pairs, in order. copying: goes
+    on by a part with each turn, unless a test has it stand still."""
 
     def __init__(self, bench, blocks, policy, cache_of):
         self.bench, self.heard, self.events = bench, [], deque()
+        self.take_event = self.events.append
         self.cache = cache_of(LAYOUT, blocks)
+        self.copying, self.copies_stand = Copying(self.events.append, None), False
+        self.cache.copy_beside(self.copying.begin)
         self.core = EngineCore(
             pool=BlockPool(blocks),
             block_size=LAYOUT.block_size,
@@ -68,19 +73,29 @@ class Side:
             "queue_requests_max": 8,
         }
 
+    def emit(self, event):
+        """The transport says something."""
+        self.take_event(event)
+
     def hear(self, gateway, report):
         """Tokens one by one."""
         each = report.each() if isinstance(report, TokenReports) else [report]
         self.heard += [(gateway, one) for one in each]
 
     def take_events(self):
-        """What the transport has said, to the worker; the ledger balances after each."""
+        """What the transport has said, to the worker, and what waited for a copy; the ledger balances after each."""
         while self.events:
-            self.worker.on_transfer(self.events.popleft())
+            event = self.events.popleft()
+            if callable(event):
+                event()
+            else:
+                self.worker.on_transfer(event)
             self.assert_balanced()
 
     def turn(self):
         self.endpoint.turn(0)
+        if self.copying.due() and not self.copies_stand:
+            self.copying.turn()
         self.take_events()
         if not self.core.idle():
             self.worker.on_step(self.core.step(self.bench.clock()))
@@ -125,13 +140,17 @@ class Bench:
         self.p.endpoint = TransferSource(
             identity=P,
             transport=network.source(),
-            emit=self.p.events.append,
+            emit=self.p.emit,
             # Every block is a message of its own: each can be lost or kept by itself.
             limits=SourceLimits(run_bytes_max=1),
             **shared,
         )
         self.d.endpoint = TransferTarget(
-            identity=D, key=KEY, transport=network.listen("mem://d"), emit=self.d.events.append, **shared
+            identity=D,
+            key=KEY,
+            transport=network.listen("mem://d"),
+            emit=self.d.emit,
+            **shared,
         )
         self.p.worker = PrefillWorker(source=self.p.endpoint, **self.p.common)
         self.d.worker = DecodeWorker(target=self.d.endpoint, policy=policy, vocab_size=VOCAB, **self.d.common)

@@ -1,4 +1,4 @@
-"""Two keys to free computed blocks: every order of them, and the ledger after each."""
+"""Keys to free computed blocks: every order of them, and the ledger after each."""
 
 import itertools
 
@@ -83,3 +83,27 @@ def test_the_table_is_spent_by_keeping_it_and_kept_once():
         scene.holds.keep(TICKET, scene.table)
     with pytest.raises(AssertionError):
         scene.holds.open(TICKET, "r")
+
+
+@pytest.mark.parametrize("order", list(itertools.permutations(["let_go", "closed", "copied", "copied"])))
+@pytest.mark.parametrize("kept", [True, False])
+def test_blocks_that_are_being_copied_are_free_with_the_last_key_in_whatever_order(order, kept):
+    scene = Scene()
+    for _ in range(2):
+        scene.holds.copying(TICKET)
+    if kept:
+        scene.holds.keep(TICKET, scene.table)
+    held = {"hold": 3} if kept else {"sequence": 3}
+    for turn, key in enumerate(order):
+        assert scene.owned() == ({"quarantine": 3} if kept and "let_go" in order[:turn] else held)
+        assert TICKET in scene.holds
+        getattr(scene.holds, key)(TICKET)
+    assert scene.owned() == ({} if kept else held) and TICKET not in scene.holds
+
+
+def test_a_copy_ends_once():
+    scene = Scene()
+    scene.holds.copying(TICKET)
+    scene.holds.copied(TICKET)
+    with pytest.raises(AssertionError, match="never began"):
+        scene.holds.copied(TICKET)

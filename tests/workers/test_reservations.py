@@ -209,3 +209,32 @@ def test_a_prompt_that_is_computed_here_starts_with_what_is_cached_of_it_but_its
     table, credit = scene.reservations.compute(order.key)
     assert (len(table), credit.blocks) == (1, 2)
     assert [str(each.owner.kind) for each in scene.pool.ledger().owners] == ["sequence"]
+
+
+@pytest.mark.parametrize(
+    "order",
+    [("withdraw", "closed", "copied"), ("withdraw", "copied", "closed"), ("copied", "withdraw", "closed")],
+)
+def test_blocks_that_are_being_copied_are_free_when_that_is_done_too(bench, order_of, order):
+    scene = Scene(bench, order_of, S.BOUND)
+    assert scene.do("copying") == scene.reservation.table.ids()
+    for key in order:
+        assert scene.books()[1] == 2 and scene.reservations.find(scene.ticket.ticket_id) is scene.reservation
+        scene.do(key)
+    assert scene.books() == (0, 0, 0) and len(scene.reservations) == 0
+
+
+def test_it_is_copied_once_when_all_is_there_and_adopted_afterwards(bench, order_of):
+    for state in (S.ASKING, S.GRANTED, S.WITHDRAWN, S.ADOPTED, S.COMPUTING):
+        with pytest.raises((AssertionError, KeyError)):
+            Scene(bench, order_of, state).do("copying")
+    scene = Scene(bench, order_of, S.BOUND)
+    scene.do("copying")
+    for early in ("copying", "adopt"):
+        with pytest.raises(AssertionError):
+            scene.do(early)
+    scene.do("copied")
+    with pytest.raises(AssertionError):
+        scene.do("copied")
+    table, credit = scene.do("adopt")
+    assert scene.books() == (1, 0, 2) and (len(table), credit.blocks) == (2, 1)

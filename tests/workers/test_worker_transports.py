@@ -22,6 +22,7 @@ def engine(monkeypatch):
         cache=SimpleNamespace(layout=hash_layout()),
         core=None,
         note="",
+        device="cpu",
         config=SimpleNamespace(vocab_size=49152),
     )
     monkeypatch.setattr(worker, "assemble", lambda *arguments, **options: engine)

@@ -9,10 +9,11 @@ from engine.kernels.triton.blocks import gather_blocks, scatter_blocks
 
 
 class CudaMark:
-    """See copy_lane.Mark."""
+    """See copy_lane.Mark. Whoever waits for it sleeps: a core that only looked would be one less for the steps."""
 
-    def __init__(self, event: torch.cuda.Event) -> None:
-        self.event = event
+    def __init__(self, stream: torch.cuda.Stream) -> None:
+        self.event = torch.cuda.Event(blocking=True)  # type: ignore[no-untyped-call]
+        self.event.record(stream)
 
     def wait(self) -> None:
         self.event.synchronize()
@@ -29,22 +30,24 @@ class CudaCopyLane:
     def host_memory(self, shape: Sequence[int], dtype: torch.dtype) -> torch.Tensor:
         return torch.empty(tuple(shape), dtype=dtype, pin_memory=True)
 
-    def after_steps(self) -> None:
-        self._stream.wait_stream(torch.cuda.current_stream(self.device))
+    def steps(self) -> Mark:
+        return CudaMark(torch.cuda.current_stream(self.device))
 
-    def gather(self, kv: torch.Tensor, blocks: Sequence[int], to: torch.Tensor) -> Mark:
+    def gather(self, kv: torch.Tensor, blocks: Sequence[int], to: torch.Tensor, after: Mark) -> Mark:
         with torch.cuda.stream(self._stream):
+            self._come_after(after)
             to.copy_(gather_blocks(kv, self._ids(blocks)), non_blocking=True)
-            return CudaMark(self._stream.record_event())
+            return CudaMark(self._stream)
 
-    def scatter(self, kv: torch.Tensor, blocks: Sequence[int], values: torch.Tensor) -> Mark:
+    def scatter(self, kv: torch.Tensor, blocks: Sequence[int], values: torch.Tensor, after: Mark) -> Mark:
         with torch.cuda.stream(self._stream):
+            self._come_after(after)
             scatter_blocks(kv, self._ids(blocks), values.to(self.device, non_blocking=True))
-            return CudaMark(self._stream.record_event())
+            return CudaMark(self._stream)
 
-    def steps_after(self, mark: Mark) -> None:
+    def _come_after(self, mark: Mark) -> None:
         assert isinstance(mark, CudaMark), mark
-        torch.cuda.current_stream(self.device).wait_event(mark.event)
+        self._stream.wait_event(mark.event)
 
     def _ids(self, blocks: Sequence[int]) -> torch.Tensor:
         """Pinned, since a copy of other memory waits for the stream."""
