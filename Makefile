@@ -47,9 +47,11 @@ gpu-check:
 gpu-bench:
 	$(PYTHON) -m benchmarks.gpu bench
 
-# The table of docs/gpu.md, from ahead-of-time compilation; needs no GPU.
+# The tables of docs/gpu-kernels.md, from ahead-of-time compilation of all that can be launched, and the floors of
+# docs/gpu.md, from arithmetic; needs no GPU.
 gpu-table: install
-	$(BIN)/python -m benchmarks.gpu_table --write docs/gpu.md
+	$(BIN)/python -m benchmarks.gpu_floors --write docs/gpu.md
+	$(BIN)/python -m benchmarks.gpu_table --write docs/gpu-kernels.md
 
 lint: install
 	$(BIN)/ruff format --check .

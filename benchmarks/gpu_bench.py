@@ -1,6 +1,6 @@
-"""What the kernels take on a GPU, on the shapes of Llama 3 8B, each beside its floor.
+"""What the kernels take on a GPU, on the shapes of Llama 3 8B, each beside its floor (`gpu_floors`), and what it costs
+that all rows have one tile.
 
-A floor is the larger of bytes / the card's memory bandwidth and operations / its rate of dense bfloat16 products.
 Times are medians with a cold L2 cache, except those of whole steps.
 """
 
@@ -10,9 +10,12 @@ from itertools import product
 
 import torch
 import triton
+from torch.nn.functional import scaled_dot_product_attention
 
+from benchmarks import gpu_floors as floors
 from benchmarks.gpu_checks import quantized_weight
-from benchmarks.gpu_decoder import LLAMA_8B, random_decoder
+from benchmarks.gpu_decoder import random_decoder
+from benchmarks.gpu_floors import CARDS, SIZES, Cost
 from engine.cache.copying import nothing
 from engine.cache.layout import KVLayout
 from engine.cache.staged_cache import StagedKVCache
@@ -26,38 +29,44 @@ from engine.kernels.triton.blocks import gather_blocks, scatter_blocks
 from engine.kernels.triton.copy_lane import CudaCopyLane
 from engine.kernels.triton.heads import rotate_and_write
 from engine.kernels.triton.linear import CHUNK, PackedFloats, float_linear
-from engine.kernels.triton.quantized import pack_integers, quantized_linear
+from engine.kernels.triton.quantized import PackedIntegers, pack_integers, quantized_linear
 from engine.kernels.triton.sampling import draw
-from engine.kernels.triton.tiles import LINEAR, QUANTIZED, LinearTile
+from engine.kernels.triton.tiles import LINEAR, QUANTIZED
 from engine.sequence import SamplingParams
 
-CARDS = {"H200": (4.8e12, 989e12), "H100": (3.35e12, 989e12), "A100": (2.04e12, 312e12)}
-"""Bytes and dense bfloat16 operations a second, by what is in the card's name. H100 is the SXM card."""
-
 BLOCK_SIZE = 16
-SIZES = LLAMA_8B
 
 
 class Report:
     """Prints a line per measurement."""
 
     def __init__(self, card: str) -> None:
-        self._limits = next((limits for name, limits in CARDS.items() if name in card), None)
-        if self._limits is None:
+        self._card = next((known for name, known in CARDS.items() if name in card), None)
+        if self._card is None:
             print(f"no floors: the limits of {card} are not known here")
 
-    def time(self, name: str, run: Callable[[], object], moved: float, operations: float = 0.0) -> None:
-        self.line(
-            name, triton.testing.do_bench(run, warmup=10, rep=40, return_mode="median"), moved, operations
-        )
+    def time(self, name: str, run: Callable[[], object], cost: Cost) -> float:
+        """Milliseconds."""
+        milliseconds = triton.testing.do_bench(run, warmup=10, rep=40, return_mode="median")
+        self.line(name, milliseconds, cost)
+        return float(milliseconds)
 
-    def line(self, name: str, milliseconds: float, moved: float, operations: float = 0.0) -> None:
-        rate = f"{moved / milliseconds / 1e6:7.0f} GB/s {operations / milliseconds / 1e9:7.1f} Tflop/s"
+    def line(self, name: str, milliseconds: float, cost: Cost) -> None:
+        rate = (
+            f"{cost.moved / milliseconds / 1e6:7.0f} GB/s {cost.operations / milliseconds / 1e9:7.1f} Tflop/s"
+        )
         floor = ""
-        if self._limits is not None:
-            lowest = max(moved / self._limits[0], operations / self._limits[1]) * 1e3
+        if self._card is not None:
+            lowest = cost.floor_s(self._card) * 1e3
             floor = f"floor {lowest:9.4f} ms = {lowest / milliseconds:4.0%}"
         print(f"{name:58} {milliseconds:9.4f} ms {rate} {floor}", flush=True)
+
+    def cost_of_one_tile(self, name: str, used: float, others: dict[str, float]) -> None:
+        """others: what could be used instead, were rows of other batches allowed other bits, in milliseconds."""
+        best = min(others, key=others.__getitem__)
+        print(
+            f"{name:58} costs {used / min(used, others[best]) - 1:+.0%} beside the best: {best}", flush=True
+        )
 
 
 def measure(device: torch.device) -> None:
@@ -78,19 +87,23 @@ def measure_attention(report: Report, device: torch.device) -> None:
     for count, context in ((1, 1024), (4, 1024), (1, 8192)):
         kv, meta = paged([context] * count, context, device, layers=1)
         q = torch.randn(count * context, heads, dim, device=device)
-        moved = 4 * 2 * q.numel() + 2 * count * context * 2 * kv_heads * dim
         run = partial(attention, q, kv, 0, meta, dim**-0.5, None)
-        report.time(
-            f"attention, {count} prompts of {context}", run, moved, 2 * count * context**2 * heads * dim
-        )
+        cost = floors.prompt_attention_cost(count, context)
+        used = report.time(f"attention, {count} prompts of {context}", run, cost)
+        factors = [
+            torch.randn(count, each, context, dim, device=device).to(kv.dtype)
+            for each in (heads, kv_heads, kv_heads)
+        ]
+        run = partial(scaled_dot_product_attention, *factors, is_causal=True, enable_gqa=True)
+        other = report.time(f"torch's, not paged, {count} prompts of {context}", run, cost)
+        report.cost_of_one_tile(f"attention, {count} prompts of {context}", used, {"torch's": other})
     shapes = ((1, 512), (1, 32768), (8, 4096), (64, 512), (64, 4096))
     for dtype, (count, context) in product((torch.bfloat16, *CODE_MAX), shapes):
         kv, meta = paged([1] * count, context, device, layers=1, dtype=dtype)
         q = torch.randn(count, heads, dim, device=device)
-        moved = 2 * count * context * kv_heads * kv.shape[-1] * dtype.itemsize
         run = partial(attention, q, kv, 0, meta, dim**-0.5, None)
         name = f"attention, {dtype_name(dtype)}, {count} rows over {context}"
-        report.time(name, run, moved, 4 * count * context * heads * dim)
+        report.time(name, run, floors.attention_cost(count, context, dtype))
 
 
 def measure_products(report: Report, device: torch.device) -> None:
@@ -104,38 +117,38 @@ def measure_products(report: Report, device: torch.device) -> None:
             for bits, offsets in ((8, "one zero"), (4, "least"))
         }
         for count in (1, 16, 64, 256, 4096):
-            x = torch.randn(count, inputs, device=device)
-            shape, operations = f"{count} x [{outputs}, {inputs}]", 2.0 * count * outputs * inputs
-            around = 4 * count * (inputs + outputs)
-            rounded = x.to(torch.bfloat16)
-            report.time(
-                f"cuBLAS, bf16, {shape}",
-                partial(torch.mm, rounded, weight.T),
-                around + 2 * weight.numel(),
-                operations,
-            )
-            ways = [
-                (f"bf16 {_named(tile)}", partial(float_linear, x, packed, tile), 2.0) for tile in LINEAR[2]
-            ]
-            ways += [
-                (
-                    f"int{bits} {_named(tile)}",
-                    partial(quantized_linear, x, packed, tile, torch.bfloat16),
-                    bits / 8 + 1 / 8,
-                )
-                for bits, packed in integers.items()
-                for tile in QUANTIZED[2]
-            ]
-            used: dict[str, torch.Tensor] = {}
-            for name, run, size in ways:
-                kind = name.split()[0]
-                tiles = -(-count // 64) * -(-outputs // 128)
-                split = tiles < programs and inputs > CHUNK
-                got = run(split=split)
-                same = torch.equal(used.setdefault(kind, got), got)
-                note = "" if same else ", OTHER BITS than the first"
-                moved = around + size * weight.numel()
-                report.time(f"{name}, {shape}{note}", partial(run, split=split), moved, operations)
+            _measure_product(report, torch.randn(count, inputs, device=device), packed, integers, programs)
+
+
+def _measure_product(
+    report: Report,
+    x: torch.Tensor,
+    floats: PackedFloats,
+    integers: dict[int, PackedIntegers],
+    programs: int,
+) -> None:
+    (count, inputs), outputs = x.shape, floats.out_features
+    shape = f"{count} x [{outputs}, {inputs}]"
+    cost = partial(floors.product_cost, count, outputs, inputs)
+    library = partial(torch.mm, x.to(torch.bfloat16), floats.weight.T)
+    times = {"bf16": {"cuBLAS": report.time(f"cuBLAS, bf16, {shape}", library, cost(2.0))}}
+    ways = [("bf16", tile, partial(float_linear, x, floats, tile), 2.0) for tile in LINEAR[2]]
+    ways += [
+        (f"int{bits}", tile, partial(quantized_linear, x, packed, tile, torch.bfloat16), bits / 8 + 1 / 8)
+        for bits, packed in integers.items()
+        for tile in QUANTIZED[2]
+    ]
+    used: dict[str, tuple[float, torch.Tensor]] = {}
+    for kind, tile, run, size in ways:
+        tiles = -(-count // tile.rows) * -(-outputs // tile.columns)
+        split = tiles < programs and inputs > CHUNK
+        got = run(split=split)
+        note = "" if kind not in used or torch.equal(used[kind][1], got) else ", OTHER BITS than the first"
+        took = report.time(f"{kind} {tile}, {shape}{note}", partial(run, split=split), cost(size))
+        used.setdefault(kind, (took, got))
+        times.setdefault(kind, {})[f"{tile}{note}"] = took
+    for kind, (took, _) in used.items():
+        report.cost_of_one_tile(f"{kind}, {shape}", took, times[kind])
 
 
 def measure_rows(report: Report, device: torch.device) -> None:
@@ -145,10 +158,10 @@ def measure_rows(report: Report, device: torch.device) -> None:
         report.time(
             f"norm and residual, {count}",
             partial(rows.add_rms_norm, x, residual, weight, 1e-5),
-            16 * x.numel(),
+            floors.norm_cost(count),
         )
         gates = torch.randn(count, 2 * SIZES.ffn, device=device)
-        report.time(f"gate, {count}", partial(rows.silu_mul, gates), 6 * gates.numel())
+        report.time(f"gate, {count}", partial(rows.silu_mul, gates), floors.gate_cost(count))
 
 
 def measure_heads(report: Report, device: torch.device) -> None:
@@ -158,8 +171,7 @@ def measure_heads(report: Report, device: torch.device) -> None:
         q, k, v = torch.randn(count, sum(every), SIZES.dim, device=device).split(every, dim=1)
         angles = Angles(meta.positions, *torch.rand(2, count, SIZES.dim // 2, device=device))
         run = partial(rotate_and_write, q, k, v, angles, kv, 0, meta.slots)
-        moved = 4 * (2 * q.numel() + k.numel() + v.numel()) + count * kv[0].nbytes // BLOCK_SIZE
-        report.time(f"heads placed, {dtype_name(dtype)}, {count}", run, moved)
+        report.time(f"heads placed, {dtype_name(dtype)}, {count}", run, floors.heads_cost(count, dtype))
 
 
 def measure_blocks(report: Report, device: torch.device) -> None:
@@ -175,14 +187,16 @@ def measure_blocks(report: Report, device: torch.device) -> None:
     cache = StagedKVCache(layout, 4096 // BLOCK_SIZE, CudaCopyLane(device))
     kv, chosen = cache.tensor.normal_(), torch.randperm(cache.num_blocks, device=device)
     gathered, blocks = gather_blocks(kv, chosen), chosen.tolist()
-    report.time("gather of 4096 positions", partial(gather_blocks, kv, chosen), 2 * gathered.nbytes)
+    report.time("gather of 4096 positions", partial(gather_blocks, kv, chosen), Cost(2 * gathered.nbytes))
     report.time(
-        "scatter of 4096 positions", partial(scatter_blocks, kv, chosen, gathered), 2 * gathered.nbytes
+        "scatter of 4096 positions", partial(scatter_blocks, kv, chosen, gathered), Cost(2 * gathered.nbytes)
     )
-    report.time(
-        "device to host, 4096 positions", partial(cache.to_host, blocks, nothing, nothing), gathered.nbytes
+    to_host, from_host = (
+        partial(cache.to_host, blocks, nothing, nothing),
+        partial(cache.from_host, blocks, nothing),
     )
-    report.time("host to device, 4096 positions", partial(cache.from_host, blocks, nothing), gathered.nbytes)
+    report.time("device to host, 4096 positions", to_host, Cost(gathered.nbytes))
+    report.time("host to device, 4096 positions", from_host, Cost(gathered.nbytes))
 
 
 def measure_sampling(report: Report, device: torch.device) -> None:
@@ -196,7 +210,7 @@ def measure_sampling(report: Report, device: torch.device) -> None:
     for count, (name, params) in product((1, 64), wishes.items()):
         logits = 3 * torch.randn(count, SIZES.vocab, device=device)
         run = partial(draw, logits, range(count), [params] * count, range(count))
-        report.time(f"tokens drawn, {name}, {count}", run, logits.nbytes)
+        report.time(f"tokens drawn, {name}, {count}", run, floors.tokens_cost(count))
 
 
 def measure_step(report: Report, device: torch.device, bits: int | None) -> None:
@@ -206,14 +220,14 @@ def measure_step(report: Report, device: torch.device, bits: int | None) -> None
     for count, context in ((1, 512), (64, 512), (64, 2048)):
         kv, meta = paged([1] * count, context, device, layers=SIZES.layers)
         tokens, every = torch.arange(count, device=device), torch.arange(count, device=device)
-        moved = SIZES.weight_bytes(torch.bfloat16, bits) + count * context * kv[0].nbytes / BLOCK_SIZE
+        cost = floors.step_cost(count, context, bits)
         step = partial(decoder.forward, tokens, kv, meta, every)
         step()
         for way, run in (
             ("launched", step),
             ("as a graph", captured(step)),
         ):
-            report.line(f"step, {name}, {count} sequences over {context}, {way}", _median_ms(run), moved)
+            report.line(f"step, {name}, {count} sequences over {context}, {way}", _median_ms(run), cost)
         del kv, step, run
         torch.cuda.empty_cache()
 
@@ -265,7 +279,3 @@ def _median_ms(run: Callable[[], object], times: int = 20) -> float:
         end.record()
     torch.cuda.synchronize()
     return sorted(start.elapsed_time(end) for start, end in events)[times // 2]
-
-
-def _named(tile: LinearTile) -> str:
-    return f"{tile.rows} x {tile.columns} by {tile.warps} warps"

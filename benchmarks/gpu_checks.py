@@ -1,4 +1,4 @@
-"""Every GPU kernel against float64, and every promise of equal bits. Needs torch and triton alone.
+"""Every GPU kernel against float64, and every promise of equal bits. Needs torch, triton and numpy alone.
 
 The same checks run in Triton's interpreter, on small shapes, and on a GPU, on the shapes of models. A check answers
 with its worst error as a share of what is allowed; two results that must be equal to the bit answer 0 or infinity.
@@ -14,9 +14,10 @@ import torch
 from benchmarks.gpu_cache_checks import cache_checks
 from benchmarks.gpu_decoder import SMALL, random_decoder
 from benchmarks.gpu_place import ROW_BOUND, Check, Place, differ, worst
-from benchmarks.gpu_ranks import gathered_error
+from benchmarks.gpu_ranks import gathered_error, moved_error
 from benchmarks.gpu_sampling_checks import sampling_checks
 from benchmarks.gpu_scene import LAYER, Geometry, Run, Scene
+from benchmarks.gpu_step_checks import step_checks
 from engine.kernels.backend import CODE_MAX, GROUP, Decoder, PackedLinear, QuantizedWeight
 from engine.kernels.reference import ReferenceBackend
 from engine.kernels.triton import rows
@@ -50,9 +51,11 @@ def checks(place: Place) -> Iterator[Check]:
     for bits in (None, 8, 4) if place.large else (4,):
         name = "floats" if bits is None else f"int{bits}"
         yield Check(name=f"a stack of layers, {name}, float32", run=partial(_stack_error, place, bits))
+    yield from step_checks(place)
     gpus = torch.cuda.device_count() if place.device.type == "cuda" else 1
     if gpus > 1:
         yield Check(name=f"{gpus} ranks gather over NCCL", run=partial(gathered_error, "cuda", gpus))
+        yield Check(name="a pair moves blocks over NCCL", run=partial(moved_error, "cuda"))
 
 
 def attention_checks(place: Place) -> Iterator[Check]:

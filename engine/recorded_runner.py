@@ -15,9 +15,8 @@ import torch
 from engine.batch import Batch, Int32s, Int64s
 from engine.cache.kv_cache import KVCache
 from engine.kernels.backend import AttentionMeta
-from engine.model.transformer import Transformer
 from engine.progress import SILENT, Progress
-from engine.runner import TransformerRunner
+from engine.runner import Model, TransformerRunner
 
 Work: TypeAlias = Callable[[], object]
 Recorder: TypeAlias = Callable[[Work], Work]
@@ -39,7 +38,7 @@ class RecordedRunner:
     rows_max: sequences of a batch that are worth a recording, at least 1. blocks_max: of one sequence."""
 
     def __init__(
-        self, model: Transformer, kv_cache: KVCache, record: Recorder, *, rows_max: int, blocks_max: int
+        self, model: Model, kv_cache: KVCache, record: Recorder, *, rows_max: int, blocks_max: int
     ) -> None:
         self._model = model
         self._kv = kv_cache.tensor

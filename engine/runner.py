@@ -4,18 +4,31 @@ Called by the core, once per step. Makes the backend's tensors of the batch; dec
 two steps.
 """
 
+from typing import Protocol
+
 import torch
 
 from engine.batch import Batch, Int32s, Int64s
 from engine.cache.kv_cache import KVCache
 from engine.kernels.backend import AttentionMeta
-from engine.model.transformer import Transformer
+from engine.model.architecture import ModelConfig
+
+
+class Model(Protocol):
+    """See engine.model.transformer.Transformer."""
+
+    @property
+    def config(self) -> ModelConfig: ...
+
+    def forward(
+        self, token_ids: torch.Tensor, kv: torch.Tensor, meta: AttentionMeta, rows: torch.Tensor
+    ) -> torch.Tensor: ...
 
 
 class TransformerRunner:
     """See engine.batch.ModelRunner. The cache's layout must be the model's."""
 
-    def __init__(self, model: Transformer, kv_cache: KVCache) -> None:
+    def __init__(self, model: Model, kv_cache: KVCache) -> None:
         config, layout = model.config, kv_cache.layout
         wanted = (config.layers, config.kv_heads, config.head_dim)
         assert (layout.layers, layout.kv_heads, layout.head_dim) == wanted, "the cache is not the model's"

@@ -1,4 +1,5 @@
-"""GPU kernels compile ahead of time for compute capability 8.0 and 9.0, and take of the chip what the docs say."""
+"""GPU kernels compile ahead of time for compute capability 8.0 and 9.0, take of the chip what the docs say, and are
+checked on a GPU by whoever has one."""
 
 import os
 import subprocess
@@ -7,16 +8,47 @@ from pathlib import Path
 
 import pytest
 
+from benchmarks.gpu import run_all
+from benchmarks.gpu_floors import tables
+from benchmarks.gpu_place import Check
+
 ROOT = Path(__file__).parents[2]
 
 
 @pytest.mark.timeout(900)
-def test_every_kernel_compiles_without_spilling_and_as_the_table_says():
-    """In a process of its own: in this one kernels are interpreted."""
+def test_kernels_compile_without_spilling_and_as_the_tables_say():
+    """Those that stand for all; of the others the table must have every shape. In a process of its own: in this one
+    kernels are interpreted."""
     environment = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
-    command = [sys.executable, "-m", "benchmarks.gpu_table", "--check", "docs/gpu.md"]
+    command = [sys.executable, "-m", "benchmarks.gpu_table", "--check", "docs/gpu-kernels.md"]
     result = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, check=False)
     assert result.returncode == 0, result.stderr
+
+
+def test_the_floors_in_the_docs_are_those_that_are_computed():
+    assert f"\n{tables()}\n" in (ROOT / "docs/gpu.md").read_text()
+
+
+def good():
+    return 0.5
+
+
+def bad():
+    raise RuntimeError("an illegal memory access\nwas encountered")
+
+
+def deadly():
+    os._exit(3)
+
+
+def test_a_check_that_ends_its_process_spoils_no_other():
+    every = [Check(name=run.__name__, run=run) for run in (good, bad, deadly, good)]
+    assert list(run_all(every, processes=1)) == [
+        ("good", 0.5),
+        ("bad", "RuntimeError: an illegal memory access was encountered"),
+        ("deadly", "the process died"),
+        ("good", 0.5),
+    ]
 
 
 @pytest.mark.parametrize("command", ["check", "bench"])

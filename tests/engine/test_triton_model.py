@@ -3,6 +3,7 @@
 import pytest
 import torch
 import transformers as hf
+from gguf import GGMLQuantizationType as Type
 
 from benchmarks.packed_folder import write_packed_folder
 from benchmarks.quality import PACKINGS
@@ -11,6 +12,7 @@ from engine.kernels.triton.backend import TritonBackend
 from engine.model.load import load_model
 from engine.model.transformer import Quantization
 from tests.engine.conftest import BLOCK_SIZE
+from tests.engine.test_model_gguf import write_model
 from tests.fakes.batches import BatchItem, batch_of
 
 SMALL = {
@@ -73,16 +75,31 @@ def test_a_model_says_what_it_says_on_the_reference_backend(
         assert torch.equal(in_chunks, whole)
 
 
-@pytest.mark.parametrize("packing", PACKINGS.values(), ids=PACKINGS)
+GGUF_TYPES = (Type.Q4_0, Type.Q4_1, Type.Q8_0)
+
+
+@pytest.mark.parametrize("form", [*PACKINGS, *GGUF_TYPES], ids=lambda form: getattr(form, "name", form))
 def test_packed_weights_say_what_the_same_floats_say(
-    packing, random_model_of, runner_of, tmp_path, dots_in_order
+    form, random_model_of, runner_of, tmp_path, dots_in_order
 ):
-    wide = SMALL | {"hidden_size": 64, "intermediate_size": 128}
-    random_model_of(hf.LlamaConfig(**wide)).save_pretrained(tmp_path / "floats")
-    write_packed_folder(tmp_path / "floats", tmp_path / "packed", packing)
-    wanted, tokens = generate(tmp_path / "packed", ReferenceBackend(torch.float32), runner_of, [9])
-    tested = TritonBackend(torch.float32, torch.device("cpu"))
-    got, same_tokens = generate(tmp_path / "packed", tested, runner_of, [9], quantization=Quantization.STORED)
+    model = random_model_of(hf.LlamaConfig(**SMALL | {"hidden_size": 64, "intermediate_size": 128}))
+    path = tmp_path / "packed"
+    if form in GGUF_TYPES:
+        write_model(path, model, quantization=form)
+    else:
+        model.save_pretrained(tmp_path / "floats")
+        write_packed_folder(tmp_path / "floats", path, PACKINGS[form])
+    wanted, tokens = generate(path, ReferenceBackend(torch.float32), runner_of, [9])
+    packed = []
+
+    class Tested(TritonBackend):
+        def pack_quantized(self, weight, bias=None):
+            packed.append(weight)
+            return super().pack_quantized(weight, bias)
+
+    tested = Tested(torch.float32, torch.device("cpu"))
+    got, same_tokens = generate(path, tested, runner_of, [9], quantization=Quantization.STORED)
+    assert len(packed) >= 4 * SMALL["num_hidden_layers"], "the integers are multiplied as they are"
     assert same_tokens == tokens
     torch.testing.assert_close(got, wanted, atol=1e-4, rtol=1e-4)
 

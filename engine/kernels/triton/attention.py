@@ -45,7 +45,7 @@ def attention(
     shape = geometry(kv, dim, group, tile, windowed=window is not None)
     places = (q, stored(kv)[:, layer], meta.query_starts, meta.context_lengths, meta.block_tables)
     numbers = (q.stride(0), kv.stride(0), kv.stride(2), table_width, scale * _LOG2_E, window or 0)
-    options = {"num_warps": tile.warps, "num_stages": tile.stages, **EXACT}
+    options = {"num_warps": tile.warps, "num_stages": tile.stages, "maxnreg": tile.registers, **EXACT}
     chunks = triton.cdiv(table_width * kv.shape[3], CHUNK)
     if rows > sequences or 4 * rows * heads * chunks * dim > SPLIT_BYTES_MAX:
         tiles = rows // (tile.rows // group_padded) + sequences

@@ -45,7 +45,7 @@ def float_linear(x: torch.Tensor, packed: PackedFloats, tile: LinearTile, *, spl
     out = torch.empty((rows, columns), dtype=torch.float32, device=x.device)
     shape = {"ROWS": tile.rows, "COLUMNS": tile.columns, "INNER": tile.inner, "CHUNK": CHUNK}
     shape |= {"DOT": dot_type(packed.weight.dtype)}
-    options = {"num_warps": tile.warps, "num_stages": tile.stages, **EXACT}
+    options = {"num_warps": tile.warps, "num_stages": tile.stages, "maxnreg": tile.registers, **EXACT}
     grid = (triton.cdiv(rows, tile.rows), triton.cdiv(columns, tile.columns))
     if split:
         chunks = triton.cdiv(inputs, CHUNK)

@@ -80,7 +80,7 @@ def quantized_linear(
     shape = {"BITS": packed.bits, "ZERO": packed.zero, "GROUP": GROUP}
     shape |= {"LEAST": packed.least is not None, "ZEROS": packed.zeros is not None}
     shape |= {"ROWS": tile.rows, "COLUMNS": tile.columns, "CHUNK": CHUNK, "DOT": dot_type(dtype)}
-    options = {"num_warps": tile.warps, "num_stages": tile.stages, **EXACT}
+    options = {"num_warps": tile.warps, "num_stages": tile.stages, "maxnreg": tile.registers, **EXACT}
     offsets = next((found for found in (packed.least, packed.zeros) if found is not None), packed.scales)
     weight = (packed.codes, packed.scales, offsets)
     out = torch.empty((rows, columns), dtype=torch.float32, device=x.device)
