@@ -29,7 +29,7 @@ test: lint
 	$(BIN)/python -m pytest -n auto --maxprocesses 4 --dist worksteal $(addprefix --ignore=,$(ALONE))
 	$(BIN)/python -m pytest $(ALONE)
 
-# lm-eval and aiperf against a server of ours, each in an environment of its own: some hundred packages, minutes.
+# lm-eval, aiperf and SMG's router against a server of ours, each in an environment of its own: some hundred packages, minutes.
 harness: install
 	$(BIN)/python -m pytest -m harness
 

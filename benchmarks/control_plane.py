@@ -1,11 +1,14 @@
-"""What the gateway itself costs: streams from workers that compute nothing, through a real gateway process.
+"""What the gateway itself costs: streams from workers that compute nothing, through real gateway processes.
 
-    python -m benchmarks.control_plane [--streams 256] [--step-ms 5] [--decode 4] [--seconds 5] [--profile FILE]
+    python -m benchmarks.control_plane [--offered 51200 25600 12800] [--gateways 1] [--step-ms 5] [--decode 4]
+        [--seconds 5] [--profile FILE]
 
-Reported for all streams and for half of them: tokens per second, processor time of the gateway per token and what that
-makes per core, how many tokens share a message, and how old a token is when a client has it. That age contains the null
-workers' and the client's own share, both on the same machine. Run it where a core is free for each of the three; where
-they share cores, read the processor time.
+Reported for each number of gateways and each load, which is what is offered to one gateway: twice what one core is to
+carry, all of it, half of it. Tokens per second; processor time of the gateways per token and what that makes per core;
+how many tokens share a message; how old a token is when a client has it, and how much of that was added: what it is
+older than with nothing between worker and client (`benchmarks.echo`, under the same load, right before), by median and
+by 99th percentile. Clients and null workers are one process each, and are the limit from some gateways on. Run it where
+a core is free for each process; where they share cores, read the processor time.
 """
 
 import argparse
@@ -16,11 +19,11 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import uvloop
 
@@ -29,6 +32,11 @@ from benchmarks.raw_client import RawClient
 from crossdock.v1 import inference_pb2 as pb
 
 WARM_UP_S = 2.0
+TOKENS_PER_CORE = 25_600
+"""Per second: what a gateway on one core is to carry."""
+CONNECTIONS = 4
+"""To each gateway."""
+SHARES = (0.5, 0.99)
 METHOD = "/crossdock.v1.InferenceService/GenerateStream"
 _TICKS = os.sysconf("SC_CLK_TCK")
 
@@ -39,6 +47,19 @@ class Seen:
 
     ages: list[float] = field(default_factory=list)
     messages: int = 0
+
+
+class Run(NamedTuple):
+    """used_s: processor time of what was measured. ages: in order."""
+
+    took_s: float
+    used_s: float
+    messages: int
+    ages: list[float]
+
+    def age_ms(self, share: float) -> float:
+        """That this share of the tokens does not exceed."""
+        return self.ages[int(len(self.ages) * share)] * 1e3
 
 
 @contextmanager
@@ -70,8 +91,10 @@ def request(number: int) -> bytes:
     return pb.GenerateStreamRequest(spec=spec).SerializeToString()
 
 
-async def measure(target: str, gateway: int, streams: int, times: StepTimes, seconds: float) -> str:
-    """One line of the report. gateway: its process id."""
+async def measure(
+    targets: Sequence[str], pids: Sequence[int], streams: int, times: StepTimes, seconds: float
+) -> Run:
+    """streams: of all targets together. pids: whose processor time counts."""
     seen = Seen()
 
     def take(raw: bytes) -> None:
@@ -80,26 +103,39 @@ async def measure(target: str, gateway: int, streams: int, times: StepTimes, sec
         for delta in pb.GenerateStreamResponse.FromString(raw).deltas:
             seen.ages += [times.age(token_id, now) for token_id in delta.token_ids]
 
-    host, _, port = target.rpartition(":")
-    loop = asyncio.get_running_loop()
-    clients = [(await loop.create_connection(lambda: RawClient(take), host, int(port)))[1] for _ in range(4)]
+    def used() -> float:
+        return sum(map(processor_seconds, pids))
+
+    clients = [await dial(target, take) for target in targets for _ in range(CONNECTIONS)]
     for number in range(streams):
         clients[number % len(clients)].open(METHOD, request(number))
     await asyncio.sleep(WARM_UP_S)
     seen.ages.clear()
     seen.messages = 0
-    began, used = time.monotonic(), processor_seconds(gateway)
+    began, before = time.monotonic(), used()
     await asyncio.sleep(seconds)
-    took, used = time.monotonic() - began, processor_seconds(gateway) - used
-    tokens, messages, ages = len(seen.ages), seen.messages, sorted(seen.ages)
+    run = Run(time.monotonic() - began, used() - before, seen.messages, sorted(seen.ages))
     assert not any(client.ended for client in clients), "a stream has ended"
     for client in clients:
         client.close()
     await asyncio.sleep(1)
-    p50, p99 = (ages[int(len(ages) * share)] * 1e3 for share in (0.5, 0.99))
+    return run
+
+
+async def dial(target: str, take: Callable[[bytes], None]) -> RawClient:
+    host, _, port = target.rpartition(":")
+    _, client = await asyncio.get_running_loop().create_connection(lambda: RawClient(take), host, int(port))
+    return client
+
+
+def line(gateways: int, streams: int, offered: float, run: Run, bare: Run) -> str:
+    """Of the report. bare: the same load with nothing between worker and client."""
+    tokens = len(run.ages)
+    added = [run.age_ms(share) - bare.age_ms(share) for share in SHARES]
     return (
-        f"{streams:7} {tokens / took:9.0f} {used / took:7.2f} {used / tokens * 1e6:9.1f} {tokens / used:12.0f}"
-        f" {tokens / messages:12.2f} {p50:9.2f} {p99:9.2f}"
+        f"{gateways:8} {streams:7} {offered:9.0f} {tokens / run.took_s:9.0f} {run.used_s / run.took_s:6.2f}"
+        f" {run.used_s / tokens * 1e6:8.1f} {tokens / run.used_s:11.0f} {tokens / run.messages:10.2f}"
+        f" {run.age_ms(0.5):7.2f} {run.age_ms(0.99):7.2f} {added[0]:8.2f} {added[1]:8.2f}"
     )
 
 
@@ -114,26 +150,48 @@ def gateway_argv(workers: dict[str, Any], profile: str | None) -> Sequence[str]:
     return (*run, "gateway", *pools, *flags)
 
 
+def report(gateways: int, options: argparse.Namespace) -> None:
+    """All loads, with so many gateways over one set of workers."""
+    with tempfile.TemporaryDirectory() as place, ExitStack() as stack:
+        through, bare = Path(place, "workers"), Path(place, "echo")
+        flags = (f"--decode={options.decode}", f"--step-ms={options.step_ms}")
+        for folder in (through, bare):
+            folder.mkdir()
+        _, workers = stack.enter_context(child("-m", "benchmarks.null_workers", str(through), *flags))
+        _, echo = stack.enter_context(child("-m", "benchmarks.echo", str(bare), *flags))
+        environ = {"CROSSDOCK_TICKET_KEY": TICKET_KEY.hex()}
+        argv = gateway_argv(workers, options.profile)
+        started = [stack.enter_context(child(*argv, environ=environ)) for _ in range(gateways)]
+        targets, pids = [said["grpc"] for _, said in started], [process.pid for process, _ in started]
+        for offered in options.offered:
+            streams = max(1, round(offered * options.step_ms / 1000)) * gateways
+            alone, run = (
+                uvloop.run(measure(to, of, streams, StepTimes(folder / "steps"), options.seconds))
+                for to, of, folder in (([echo["grpc"]] * gateways, [], bare), (targets, pids, through))
+            )
+            print(line(gateways, streams, streams / options.step_ms * 1000, run, alone), flush=True)
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("--streams", type=int, default=256)
+    whole = [2 * TOKENS_PER_CORE, TOKENS_PER_CORE, TOKENS_PER_CORE / 2]
+    parser.add_argument(
+        "--offered", type=float, nargs="+", default=whole, help="tokens per second and gateway"
+    )
+    parser.add_argument("--gateways", type=int, nargs="+", default=[1], help="how many; one report for each")
     parser.add_argument("--step-ms", type=float, default=5.0)
     parser.add_argument("--decode", type=int, default=4, help="decode workers; their steps are spread")
     parser.add_argument("--seconds", type=float, default=5.0)
-    parser.add_argument("--profile", help="where cProfile of the gateway goes; its times are then of no use")
+    parser.add_argument("--profile", help="where cProfile of a gateway goes; its times are then of no use")
     options = parser.parse_args()
-    print("streams  tokens/s   cores  us/token  tokens/core  tokens/msg    p50 ms    p99 ms")
-    with tempfile.TemporaryDirectory() as folder:
-        null = ("-m", "benchmarks.null_workers", folder, f"--decode={options.decode}")
-        with child(*null, f"--step-ms={options.step_ms}") as (_, workers):
-            times = StepTimes(Path(folder) / "steps")
-            key = {"CROSSDOCK_TICKET_KEY": TICKET_KEY.hex()}
-            with child(*gateway_argv(workers, options.profile), environ=key) as (gateway, said):
-                for streams in (options.streams, options.streams // 2):
-                    run = measure(said["grpc"], gateway.pid, streams, times, options.seconds)
-                    print(uvloop.run(run), flush=True)
+    print(
+        "gateways streams   offered  tokens/s  cores us/token tokens/core tokens/msg"
+        "  p50 ms  p99 ms +p50 ms  +p99 ms"
+    )
+    for gateways in options.gateways:
+        report(gateways, options)
 
 
 if __name__ == "__main__":

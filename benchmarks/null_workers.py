@@ -14,10 +14,10 @@ import mmap
 import sys
 import time
 from collections import defaultdict
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from itertools import count
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import uvloop
 
@@ -171,7 +171,19 @@ class NullDecode(pb_grpc.DecodeServiceServicer):
                 self._running.pop((request.cancel.request_id, request.cancel.attempt), None)
 
 
-async def _step(worker: NullDecode, step_s: float, offset_s: float) -> None:
+class Stepping(Protocol):
+    def step(self) -> None: ...
+
+
+def on_the_beat(workers: Sequence[Stepping], step_s: float) -> list[asyncio.Task[None]]:
+    """The workers' steps, spread over the length of a step."""
+    return [
+        asyncio.create_task(_step(worker, step_s, step_s * index / len(workers)))
+        for index, worker in enumerate(workers)
+    ]
+
+
+async def _step(worker: Stepping, step_s: float, offset_s: float) -> None:
     """On the beat, however long a step took."""
     due = time.monotonic() + offset_s
     while True:
@@ -197,11 +209,7 @@ async def _serve(options: argparse.Namespace) -> None:
     for name, server in server_of.items():
         bind(server, addresses[name])
         await server.start()
-    step_s = options.step_ms / 1000
-    tasks = [
-        asyncio.create_task(_step(worker, step_s, step_s * index / len(workers)))
-        for index, worker in enumerate(workers)
-    ]
+    tasks = on_the_beat(workers, options.step_ms / 1000)
     prefill = addresses.pop("prefill")
     print(json.dumps({"prefill": prefill, "decode": list(addresses.values())}), flush=True)
     await asyncio.to_thread(sys.stdin.read)

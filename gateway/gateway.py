@@ -185,7 +185,9 @@ class _Gateway:
         if self._router_services:
             from gateway import vllm_engine
 
-            vllm_engine.register(grpc_server, self._frontend, self._access, self._utilization.trailer)
+            load = self._utilization.engine
+            trailer = self._utilization.trailer
+            vllm_engine.register(grpc_server, self._frontend, self._access, trailer, load)
 
     async def _announce(self, grpc_port: int, http_url: str) -> None:
         """Say that this process serves: once all workers are there, or some time after one is that generates."""

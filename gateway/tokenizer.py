@@ -64,6 +64,10 @@ class Tokenizer:
         """Bytes that are not UTF-8 become U+FFFD; ids without a token give nothing."""
         return str(self._backend.decode(token_ids, skip_special_tokens=not include_special))
 
+    def json(self) -> str:
+        """All of it, as the file tokenizer.json has it. Lets no other thread run meanwhile."""
+        return str(self._backend.to_str())
+
     def piece(self, token_id: int, *, include_special: bool = False) -> bytes:
         """What one token adds to a text: any bytes, also a part of a character."""
         if not include_special and token_id in self._pieces.special:

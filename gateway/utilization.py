@@ -4,12 +4,28 @@ Reads the workers' own reports and our admission; the process gives it to gRPC. 
 """
 
 from collections.abc import Callable, Iterable
+from dataclasses import dataclass
 
 from crossdock.mesh.v1 import load_report_pb2 as pb
 from gateway.admission import Admission
 from gateway.router import WorkerView
 from gateway.worker_pool import WorkerPool
 from service.orca import TRAILER_KEY, Rate, load_report
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EngineLoad:
+    """All behind a gateway as if it were one engine. running, waiting: requests that are live. seats: sequences that
+    generate at once. tokens, used_tokens: of KV, where sequences generate. waiting_tokens: of prompts, not computed
+    yet. utilization: the largest of the shares."""
+
+    running: int = 0
+    waiting: int = 0
+    seats: int = 0
+    tokens: int = 0
+    used_tokens: int = 0
+    waiting_tokens: int = 0
+    utilization: float = 0.0
 
 
 class Utilization:
@@ -38,6 +54,22 @@ class Utilization:
             self._failures.count(now)
         return ((TRAILER_KEY, self.report().SerializeToString()),)
 
+    def engine(self) -> EngineLoad:
+        """The same for who knows engines."""
+        serving = [each for each in self._decodes.views() if _serves(each)]
+        used = sum((each.total_blocks - each.free_blocks) * each.block_size for each in serving)
+        waiting = self._admission.waiting
+        report = self.report()
+        return EngineLoad(
+            running=self._admission.live - waiting,
+            waiting=waiting,
+            seats=sum(each.seats for each in serving),
+            tokens=sum(each.total_blocks * each.block_size for each in serving),
+            used_tokens=used,
+            waiting_tokens=round(report.named_metrics["waiting_tokens"]),
+            utilization=report.application_utilization,
+        )
+
     def report(self) -> pb.OrcaLoadReport:
         """Of the calls so far and the workers' latest reports."""
         prefills, decodes, now = self._prefills.views(), self._decodes.views(), self._clock()
@@ -62,10 +94,14 @@ class Utilization:
 
 def _share(workers: Iterable[WorkerView]) -> float:
     """Of a pool that is taken: seats or blocks, whichever is scarcer. A pool in which nobody serves is full."""
-    serving = [each for each in workers if each.ready and not each.frozen]
+    serving = [each for each in workers if _serves(each)]
     if not serving:
         return 1.0
     return _mean([max(_kv_usage(each), each.sequences / max(1, each.seats)) for each in serving])
+
+
+def _serves(worker: WorkerView) -> bool:
+    return worker.ready and not worker.frozen
 
 
 def _kv_usage(worker: WorkerView) -> float:

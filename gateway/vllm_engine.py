@@ -2,25 +2,28 @@
 
 Served where `smg-grpc-proto` is installed (`crossdock[smg]`), on the gateway's port: to a router all of this is one
 engine. Translates and delegates as `servicer` does; the same limits, statuses and keys hold. Tells of no cache, no
-worker and no tokenizer: what is not here is UNIMPLEMENTED.
+worker and no path: what is not here is UNIMPLEMENTED.
 """
 
 import asyncio
-from collections.abc import AsyncGenerator, AsyncIterator, Iterator
+import os
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterator
 from contextlib import aclosing, contextmanager, suppress
 from typing import TypeAlias
 
 import grpc
 from smg_grpc_proto import vllm_engine_pb2 as pb
 from smg_grpc_proto import vllm_engine_pb2_grpc
+from smg_grpc_proto.generated import common_pb2
 
-from gateway import prompt, vllm_messages
+from gateway import prompt, vllm_messages, vllm_tokenizer
 from gateway.access import Access
 from gateway.admission import Held
 from gateway.calls import Context, Trailer, no_trailer, refusals
 from gateway.frontend import Frontend
 from gateway.generation import Delta
 from gateway.request import Request
+from gateway.utilization import EngineLoad
 from service.errors import FieldViolation, NotServed
 from service.guard import authorization
 
@@ -30,8 +33,14 @@ _Name: TypeAlias = tuple[str, str]
 """(tenant, request id): a tenant aborts its own requests only."""
 
 
-def register(server: grpc.aio.Server, frontend: Frontend, access: Access, trailer: Trailer) -> None:
-    servicer = VllmEngineServicer(frontend, access, trailer)
+def register(
+    server: grpc.aio.Server,
+    frontend: Frontend,
+    access: Access,
+    trailer: Trailer,
+    load: Callable[[], EngineLoad],
+) -> None:
+    servicer = VllmEngineServicer(frontend, access, trailer, load)
     for method in pb.DESCRIPTOR.services_by_name["VllmEngine"].methods_by_name:
         if method not in vars(VllmEngineServicer):
             setattr(servicer, method, _not_served)
@@ -39,12 +48,20 @@ def register(server: grpc.aio.Server, frontend: Frontend, access: Access, traile
 
 
 class VllmEngineServicer(vllm_engine_pb2_grpc.VllmEngineServicer):
-    """access: whose a call is. trailer: what to say at the end of each answer."""
+    """access: whose a call is. trailer: what to say at the end of each answer. load: how busy all of this is now."""
 
-    def __init__(self, frontend: Frontend, access: Access, trailer: Trailer = no_trailer) -> None:
+    def __init__(
+        self,
+        frontend: Frontend,
+        access: Access,
+        trailer: Trailer = no_trailer,
+        load: Callable[[], EngineLoad] = EngineLoad,
+    ) -> None:
         self._frontend = frontend
         self._access = access
         self._trailer = trailer
+        self._load = load
+        self._tokenizer: asyncio.Task[bytes] | None = None
         self._started = self._last_came = frontend.wall()
         self._running: dict[_Name, asyncio.Event] = {}
 
@@ -86,10 +103,12 @@ class VllmEngineServicer(vllm_engine_pb2_grpc.VllmEngineServicer):
     async def GetModelInfo(
         self, request: pb.GetModelInfoRequest, context: Context
     ) -> pb.GetModelInfoResponse:
+        """With a path that is there on every router and leads to no tokenizer: it then asks for ours. Without one it
+        does without, and a model's name in its place it would look up at a hub."""
         async with refusals(context):
             card = self._frontend.card()
             return pb.GetModelInfoResponse(
-                model_path=card.name,
+                tokenizer_path=os.devnull,
                 served_model_name=card.name,
                 is_generation=True,
                 max_context_length=card.tokens_max(),
@@ -109,8 +128,24 @@ class VllmEngineServicer(vllm_engine_pb2_grpc.VllmEngineServicer):
                 uptime_seconds=(self._frontend.wall() - self._started).total_seconds(),
                 server_type="vllm-grpc",
                 data_parallel_size=1,
+                max_num_seqs=self._load().seats,
             )
         raise AssertionError("a refusal ends the call")
+
+    async def GetLoads(self, request: pb.GetLoadsRequest, context: Context) -> pb.GetLoadsResponse:
+        async with refusals(context):
+            now, load = self._frontend.wall().isoformat(), vllm_messages.scheduler_load(self._load())
+            return pb.GetLoadsResponse(timestamp=now, dp_rank_count=1, loads=[load])
+        raise AssertionError("a refusal ends the call")
+
+    async def GetTokenizer(self, request: common_pb2.GetTokenizerRequest, context: Context) -> None:
+        """For a router that has none of its own. It is packed once."""
+        async with refusals(context) as call:
+            if self._tokenizer is None:
+                packing = asyncio.to_thread(vllm_tokenizer.bundle, self._frontend.tokenizer)
+                self._tokenizer = asyncio.create_task(packing)
+            for part in vllm_tokenizer.chunks(await asyncio.shield(self._tokenizer)):
+                await call.write(part)
 
     async def _accept(
         self, request: pb.GenerateRequest, request_id: str, held: Held, context: Context

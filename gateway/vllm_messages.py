@@ -13,6 +13,7 @@ from crossdock.v1 import inference_pb2
 from gateway import prompt
 from gateway.generation import Delta, Finish, StopString, StopToken
 from gateway.request import EndReason, Request, Token
+from gateway.utilization import EngineLoad
 from service.errors import Excess, FieldViolation, InvalidRequest
 from service.ranges import range_of
 from service.scores import Scores
@@ -106,6 +107,20 @@ def complete(request: Request, deltas: Sequence[Delta]) -> pb.GenerateResponse:
     )
     _say_matched(told, last.finish)
     return pb.GenerateResponse(complete=told)
+
+
+def scheduler_load(load: EngineLoad) -> pb.SchedulerLoad:
+    return pb.SchedulerLoad(
+        num_running_reqs=load.running,
+        num_waiting_reqs=load.waiting,
+        num_total_reqs=load.running + load.waiting,
+        num_used_tokens=load.used_tokens,
+        max_total_num_tokens=load.tokens,
+        token_usage=load.used_tokens / max(1, load.tokens),
+        utilization=load.utilization,
+        max_running_requests=load.seats,
+        num_waiting_uncached_tokens=load.waiting_tokens,
+    )
 
 
 def _spec(asked: pb.GenerateRequest, request_id: str) -> inference_pb2.GenerationSpec:

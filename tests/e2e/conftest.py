@@ -5,7 +5,7 @@ import json
 import random
 import subprocess
 import sys
-from contextlib import asynccontextmanager, contextmanager
+from contextlib import asynccontextmanager, contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -68,13 +68,21 @@ class Stack:
 
     def children(self):
         """pid by worker name, from the command lines of the children."""
-        found = {}
+        return {
+            words[words.index("--worker-id") + 1] if "--worker-id" in words else "gateway": pid
+            for pid, words in self._children()
+        }
+
+    def gateways(self):
+        """Their pids."""
+        return [pid for pid, words in self._children() if "gateway" in words]
+
+    def _children(self):
+        """pid and words of the command line, of each."""
         for task in Path(f"/proc/{self.process.pid}/task").iterdir():
             for pid in (task / "children").read_text().split():
-                words = Path(f"/proc/{pid}/cmdline").read_text().replace("=", "\0").split("\0")
-                name = words[words.index("--worker-id") + 1] if "--worker-id" in words else "gateway"
-                found[name] = int(pid)
-        return found
+                with suppress(FileNotFoundError, ProcessLookupError):  # it has ended
+                    yield int(pid), Path(f"/proc/{pid}/cmdline").read_text().replace("=", "\0").split("\0")
 
 
 def said_when_ready(process):

@@ -8,7 +8,7 @@ import shutil
 import signal
 import subprocess
 import sys
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 
 import grpc
 import pytest
@@ -23,7 +23,9 @@ pytestmark = [
 ]
 
 NO_EOS = inference_pb2.StopConditions(ignore_eos=True)
-DRAIN = ("--drain-window", "1.5", "--shutdown-timeout", "30")
+DRAIN = ("--drain-window", "1.5", "--shutdown-timeout", "60")
+LONG = 400
+"""Tokens of an answer that takes longer than the window."""
 
 
 class Fleet:
@@ -119,27 +121,73 @@ async def test_streams_through_envoy_are_the_streams_of_a_gateway_and_go_where_l
     assert [each.token_ids for each in through] == [each.token_ids for each in golden]
 
 
+class Held:
+    """A long answer that is being streamed. token_ids: that have come."""
+
+    def __init__(self, channel, asked):
+        self.token_ids = []
+        stub = inference_pb2_grpc.InferenceServiceStub(channel)
+        self._call = stub.GenerateStream(inference_pb2.GenerateStreamRequest(spec=asked))
+        self._begun = asyncio.Event()
+        self._reading = asyncio.create_task(self._read())
+
+    async def begun(self):
+        await self._begun.wait()
+
+    def over(self):
+        return self._reading.done()
+
+    async def whole(self):
+        await self._reading
+        return self.token_ids
+
+    async def _read(self):
+        async for message in self._call:
+            for delta in message.deltas:
+                self.token_ids += delta.token_ids
+                self._begun.set()
+
+
+async def until_nobody_listens(address):
+    host, _, port = address.rpartition(":")
+    with suppress(ConnectionRefusedError):
+        while True:
+            _, writer = await asyncio.open_connection(host, int(port))
+            writer.close()
+            await asyncio.sleep(0.02)
+
+
 async def test_a_gateway_that_is_told_to_end_fails_no_call(mesh, certificates):
+    """Nor one that runs when it stops to take any: a long one is on that gateway before it is told, and goes on after
+    its window."""
     fleet, envoy = mesh
-    (ending, name), (staying, _) = fleet.gateways.items()
     over, answers = asyncio.Event(), []
     async with dial(envoy.address, certificates) as channel:
         golden = {number: (await stream(channel, wish(number, 12))).token_ids for number in range(4)}
+        long = Held(channel, wish(4, LONG))
+        await long.begun()
+        (ending,) = (host for host, (_, active) in envoy.hosts().items() if active)
+        (staying,) = (host for host in fleet.gateways if host != ending)
+        name = fleet.gateways[ending]
 
         async def go_on(number):
             while not over.is_set():
                 answers.append((number, (await stream(channel, wish(number, 12))).token_ids))
 
         clients = [asyncio.create_task(go_on(number)) for number in range(4)]
-        await asyncio.to_thread(envoy.until, lambda hosts: all(active for _, active in hosts.values()))
         fleet.terminate(name)
-        code = await asyncio.to_thread(fleet.processes[name].wait, 40)
+        await until_nobody_listens(ending)
+        assert not long.over(), "it runs when the gateway stops to take calls"
+        code = await asyncio.to_thread(fleet.processes[name].wait, 80)
         before = len(answers)
         while len(answers) < before + 8:
             await asyncio.sleep(0.02)
         over.set()
         await asyncio.gather(*clients)
-    assert code == 0
+        told = await long.whole()
+        async with dial(staying, certificates) as direct:
+            assert told == (await stream(direct, wish(4, LONG))).token_ids
+    assert code == 0 and len(told) == LONG
     assert all(token_ids == golden[number] for number, token_ids in answers)
     hosts = envoy.hosts()
     assert (hosts[ending][0], hosts[staying][0]) == (False, True)

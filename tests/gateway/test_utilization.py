@@ -1,5 +1,7 @@
 """What a gateway reports of the load behind it."""
 
+import asyncio
+
 from pytest import approx
 
 from crossdock.mesh.v1 import load_report_pb2 as pb
@@ -7,18 +9,19 @@ from gateway.admission import Admission, Bounds, Window
 from gateway.attach import DECODE, PREFILL
 from gateway.utilization import Utilization
 from service.orca import TRAILER_KEY
-from tests.fakes.scripted_workers import ScriptedWorker, make_pool
+from tests.fakes.places import entered
+from tests.fakes.scripted_workers import BLOCK_SIZE, ScriptedWorker, make_pool, make_request
 
 
 class Scene:
     """One prefill worker and two decode workers with 100 blocks and 8 seats each."""
 
-    def __init__(self):
+    def __init__(self, branches=9):
         prefills, decodes = make_pool(PREFILL, ("p",)), make_pool(DECODE, ("d", "e"))
         self.p = ScriptedWorker(*prefills, PREFILL)
         self.d, self.e = (ScriptedWorker(record, DECODE) for record in decodes)
         self.now = 0.0
-        window = Window(branches=9, prompts=9, prompt_tokens=999)
+        window = Window(branches=branches, prompts=9, prompt_tokens=999)
         self.admission = Admission(Bounds(requests=10), clock=lambda: self.now, window=lambda: window)
         self.utilization = Utilization(prefills, decodes, self.admission, 10, lambda: self.now)
 
@@ -51,6 +54,31 @@ async def test_shares_and_counts_are_those_of_the_workers_and_of_what_is_live():
             "live_requests": 2,
         }
     )
+
+
+async def test_all_of_it_is_one_engine_to_who_knows_engines():
+    scene = Scene(branches=1)
+    for worker in (scene.p, scene.d, scene.e):
+        worker.join()
+    scene.p.load(free_blocks=100, waiting_tokens=500)
+    scene.d.load(free_blocks=40)
+    scene.e.load(free_blocks=80)
+    async with entered(scene.admission, make_request()):
+        waiting = asyncio.create_task(entered(scene.admission, make_request()).__aenter__())
+        while not scene.admission.waiting:
+            await asyncio.sleep(0)
+        load = scene.utilization.engine()
+        waiting.cancel()
+    assert (load.running, load.waiting, load.seats) == (1, 1, 16)
+    assert (load.used_tokens, load.tokens, load.waiting_tokens) == (80 * BLOCK_SIZE, 200 * BLOCK_SIZE, 500)
+    assert load.utilization == approx(0.4)
+    scene.d.load(free_blocks=40, frozen=True)
+    assert (scene.utilization.engine().seats, scene.utilization.engine().tokens) == (8, 100 * BLOCK_SIZE)
+
+
+def test_nobody_behind_a_gateway_is_an_engine_without_room():
+    load = Scene().utilization.engine()
+    assert (load.seats, load.tokens, load.utilization) == (0, 0, 1)
 
 
 def test_a_frozen_worker_is_no_room():

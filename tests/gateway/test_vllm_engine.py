@@ -3,28 +3,40 @@
 import asyncio
 import threading
 from contextlib import asynccontextmanager
+from hashlib import sha256
+from io import BytesIO
+from zipfile import ZipFile
 
 import grpc
 import pytest
+from pytest import approx
 from smg_grpc_proto import vllm_engine_pb2 as pb
 from smg_grpc_proto import vllm_engine_pb2_grpc
+from smg_grpc_proto.generated import common_pb2
 
 from gateway import vllm_engine, vllm_messages
 from gateway.access import Access
 from gateway.calls import no_trailer
 from gateway.malformed import MalformedMessages
 from gateway.request import EndReason
+from gateway.tokenizer import load_tokenizer
+from gateway.utilization import EngineLoad
 from service.errors import Exhausted, NotServed
+from service.scores import Scores
 from service.server import bind, create_server
 from service.status import from_rpc_error
 
 EVENT_S = 10.0
+LOAD = EngineLoad(
+    running=3, waiting=2, seats=8, tokens=1600, used_tokens=400, waiting_tokens=70, utilization=0.625
+)
+NOT_OFFERED = {"Embed", "FlushCache", "StartProfile", "StopProfile", "SubscribeKvEvents"}
 
 
 @asynccontextmanager
 async def engine(frontend):
     server = create_server([MalformedMessages(100_000)])
-    vllm_engine.register(server, frontend, Access(), no_trailer)
+    vllm_engine.register(server, frontend, Access(), no_trailer, lambda: LOAD)
     port = bind(server, "127.0.0.1:0")
     await server.start()
     try:
@@ -64,6 +76,59 @@ async def test_what_is_not_streamed_comes_whole(frontend_over, scripted, batches
     (only,) = await said(frontend_over(source), asked(stop_token_ids=[502]))
     assert list(only.complete.output_ids) == [500, 501, 502] and only.complete.completion_tokens == 3
     assert only.complete.finish_reason == "stop" and only.complete.matched_token_id == 502
+
+
+@pytest.mark.parametrize("stream", [False, True])
+async def test_every_choice_is_answered_to_its_own_end(frontend_over, scripted, batches, stream):
+    first, second = batches([500, 501], end=EndReason.LENGTH), batches([600], end=EndReason.STOP)
+    source = scripted(first[0], *(each._replace(choice=1) for each in second), first[1])
+    answer = await said(frontend_over(source), asked(stream=stream, n=2, max_tokens=2, stop_token_ids=[600]))
+    chunks = [part.chunk for part in answer if part.HasField("chunk")]
+    ends = [part.complete for part in answer if part.HasField("complete")]
+    assert [(each.index, *each.token_ids) for each in chunks] == stream * [(0, 500), (1, 600), (0, 501)]
+    assert [(end.index, end.finish_reason) for end in ends] == [(1, "stop"), (0, "length")]
+    assert list(ends[1].output_ids) == ([501] if stream else [500, 501])
+
+
+async def test_the_string_that_ended_an_answer_is_named(frontend_over, scripted, batches, tokenizer):
+    source = scripted(*batches(tokenizer.encode(" one two three"), end=EndReason.LENGTH))
+    (only,) = await said(frontend_over(source), asked(stop=["two"]))
+    assert (only.complete.finish_reason, only.complete.matched_stop_str) == ("stop", "two")
+
+
+@pytest.mark.parametrize("stream", [False, True])
+async def test_logprobs_of_answers_come_with_their_tokens(frontend_over, scripted, batches, stream):
+    source = scripted(*batches([500, 501], end=EndReason.LENGTH, alternatives=2))
+    answer = await said(frontend_over(source), asked(stream=stream, max_tokens=2, logprobs=2))
+    told = [getattr(part, part.WhichOneof("response")).output_logprobs for part in answer]
+    assert [list(each.token_ids) for each in told] == ([[500], [501], [501]] if stream else [[500, 501]])
+    assert {logprob for each in told for logprob in each.token_logprobs} == {-0.5}
+    first = told[0].top_logprobs[0]
+    assert (list(first.token_ids), list(first.values)) == ([500, 501], [-0.5, -1.5])
+
+
+async def test_logprobs_without_alternatives_are_those_of_the_tokens_alone(frontend_over, scripted, batches):
+    source = scripted(*batches([500], end=EndReason.LENGTH, alternatives=0))
+    (only,) = await said(frontend_over(source), asked(max_tokens=1, logprobs=0))
+    told = only.complete.output_logprobs
+    assert (list(told.token_ids), list(told.token_logprobs), list(told.top_logprobs)) == ([500], [-0.5], [])
+
+
+@pytest.mark.parametrize("stream", [False, True])
+async def test_logprobs_of_the_prompt_come_once_and_its_first_token_has_none(
+    frontend_over, scripted, batches, stream
+):
+    scores = Scores.of([(-0.25, 1, ((6, -0.25),)), (-0.75, 2, ((9, -0.125),))])
+    source = scripted(*batches([500, 501], end=EndReason.LENGTH, scores=scores))
+    answer = await said(frontend_over(source), asked(stream=stream, max_tokens=2, prompt_logprobs=1))
+    parts = [getattr(part, part.WhichOneof("response")) for part in answer]
+    assert [part.HasField("input_logprobs") for part in parts] == [True, False, False][: len(parts)]
+    told = parts[0].input_logprobs
+    assert list(told.token_ids) == [5, 6, 7]
+    logprobs = [each.value if each.HasField("value") else None for each in told.token_logprobs]
+    assert logprobs == [None, -0.25, -0.75]
+    tops = [(list(each.token_ids), list(each.values)) for each in told.top_logprobs]
+    assert tops == [([], []), ([6], [-0.25]), ([9], [-0.125])]
 
 
 async def test_numbers_that_are_0_say_nothing_and_all_others_are_passed_on(frontend_over, scripted, batches):
@@ -234,7 +299,64 @@ async def test_a_router_hears_what_is_served_and_whether_it_is(frontend_over, sc
             [2],
         )
         assert not (await stub.HealthCheck(pb.HealthCheckRequest())).healthy
-        with pytest.raises(grpc.aio.AioRpcError) as refused:
-            await stub.Embed(pb.EmbedRequest())
-        assert isinstance(from_rpc_error(refused.value), NotServed)
-        assert from_rpc_error(refused.value).reason == "NOT_SERVED"
+
+
+def test_each_method_of_the_contract_is_served_or_known_not_to_be():
+    methods = {method.name for method in pb.DESCRIPTOR.services_by_name["VllmEngine"].methods}
+    assert methods == NOT_OFFERED | (methods & set(vars(vllm_engine.VllmEngineServicer)))
+    assert not NOT_OFFERED & set(vars(vllm_engine.VllmEngineServicer))
+
+
+async def test_what_is_not_offered_is_unimplemented(frontend_over, scripted):
+    async with engine(frontend_over(scripted())) as stub:
+        for name in NOT_OFFERED:
+            method = pb.DESCRIPTOR.services_by_name["VllmEngine"].methods_by_name[name]
+            call = getattr(stub, name)(message(method.input_type))
+            with pytest.raises(grpc.aio.AioRpcError) as refused:
+                await (call.read() if hasattr(call, "read") else call)
+            error = from_rpc_error(refused.value)
+            assert isinstance(error, NotServed) and error.reason == "NOT_SERVED", name
+
+
+def message(descriptor):
+    """An empty one of a type."""
+    return getattr(pb if descriptor.file is pb.DESCRIPTOR else common_pb2, descriptor.name)()
+
+
+async def test_a_router_hears_how_busy_all_of_this_is_as_of_one_engine(frontend_over, scripted):
+    async with engine(frontend_over(scripted())) as stub:
+        assert (await stub.GetServerInfo(pb.GetServerInfoRequest())).max_num_seqs == 8
+        told = await stub.GetLoads(pb.GetLoadsRequest(include=["core", "queues"]))
+    (load,) = told.loads
+    assert told.dp_rank_count == 1
+    assert (load.num_running_reqs, load.num_waiting_reqs, load.num_total_reqs) == (3, 2, 5)
+    assert (load.num_used_tokens, load.max_total_num_tokens, load.token_usage) == (400, 1600, 0.25)
+    assert (load.max_running_requests, load.num_waiting_uncached_tokens) == (8, 70)
+    assert load.utilization == approx(0.625)
+
+
+async def test_the_tokenizer_that_a_router_fetches_is_ours(
+    frontend_over, scripted, tokenizer, golden, tmp_path
+):
+    async with engine(frontend_over(scripted())) as stub:
+        twice = [
+            [chunk async for chunk in stub.GetTokenizer(common_pb2.GetTokenizerRequest())] for _ in range(2)
+        ]
+    assert twice[0] == twice[1]
+    *chunks, last = twice[0]
+    packed = b"".join(chunk.data for chunk in twice[0])
+    assert last.sha256 == sha256(packed).hexdigest() and not any(chunk.sha256 for chunk in chunks)
+    ZipFile(BytesIO(packed)).extractall(tmp_path)
+    theirs = load_tokenizer(tmp_path)
+    for name in ("vocab_size", "eos_token_ids", "max_model_len", "special_tokens", "chat_template"):
+        assert getattr(theirs, name) == getattr(tokenizer, name), name
+    texts = [case["prompt"] for case in golden if "prompt" in case]
+    assert texts and [theirs.encode(text) for text in texts] == [tokenizer.encode(text) for text in texts]
+
+
+async def test_what_a_router_takes_for_the_path_of_the_tokenizer_is_nobodys(frontend_over, scripted):
+    """A name would be looked up at a hub, and may be another model's there. Without any a router does not ask for
+    ours."""
+    async with engine(frontend_over(scripted())) as stub:
+        model = await stub.GetModelInfo(pb.GetModelInfoRequest())
+    assert (model.model_path, model.tokenizer_path) == ("", "/dev/null")

@@ -130,7 +130,7 @@ async def test_how_busy_a_gateway_is_may_know_who_has_any_right_to_call_it(stack
 
 async def test_a_key_is_told_which_methods_of_vllms_service_are_not_served(stack, code_of):
     async with stack.channel() as channel:
-        for name in ("Embed", "FlushCache", "GetTokenizer", "SubscribeKvEvents"):
+        for name in ("Embed", "FlushCache", "StartProfile", "SubscribeKvEvents"):
             method = f"/vllm.grpc.engine.VllmEngine/{name}"
             assert await code_of(call(channel, method, stack.keys["acme"])) is grpc.StatusCode.UNIMPLEMENTED
 

@@ -1,59 +1,20 @@
 """Where a client's calls go when there are several gateways, one is ill, or one refuses."""
 
-from concurrent import futures
-from contextlib import ExitStack, contextmanager
+import json
 
-import grpc
 import pytest
-from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 
+from crossdock import retries
 from crossdock.client import AsyncClient, Client, RequestError
 from crossdock.targets import dialling
-from crossdock.v1 import inference_pb2, inference_pb2_grpc
-from service import status
 from service.errors import AttemptsLost, Unavailable
-
-INFERENCE = "crossdock.v1.InferenceService"
-
-
-class Gateway(inference_pb2_grpc.InferenceServiceServicer):
-    """Says its number as the one token of every text, or refuses while there are refusals left."""
-
-    def __init__(self, number):
-        self.number, self.calls, self.refusals = number, 0, []
-        self.health = health.HealthServicer()
-        self.serve(True)
-
-    def serve(self, healthy):
-        code = (
-            health_pb2.HealthCheckResponse.SERVING if healthy else health_pb2.HealthCheckResponse.NOT_SERVING
-        )
-        self.health.set(INFERENCE, code)
-
-    def Tokenize(self, request, context):
-        self.calls += 1
-        if self.refusals:
-            context.abort_with_status(status.to_status(self.refusals.pop()))
-        return inference_pb2.TokenizeResponse(token_ids=[self.number])
-
-
-@contextmanager
-def serving(servicer):
-    server = grpc.server(futures.ThreadPoolExecutor(4))
-    inference_pb2_grpc.add_InferenceServiceServicer_to_server(servicer, server)
-    health_pb2_grpc.add_HealthServicer_to_server(servicer.health, server)
-    servicer.address = f"127.0.0.1:{server.add_insecure_port('127.0.0.1:0')}"
-    server.start()
-    try:
-        yield servicer
-    finally:
-        server.stop(None).wait()
+from tests.fakes.gateways import documented_service_config, gateways_well
 
 
 @pytest.fixture
 def gateways():
-    with ExitStack() as stack:
-        yield [stack.enter_context(serving(Gateway(number))) for number in range(3)]
+    with gateways_well(3) as started:
+        yield started
 
 
 def answered_by(client, calls):
@@ -129,3 +90,18 @@ def test_addresses_are_named_as_grpc_names_them(target, name):
 def test_addresses_that_cannot_stand_together_are_refused_by_name(target):
     with pytest.raises(RequestError, match="INVALID_ARGUMENT: target"):
         dialling(target)
+
+
+def test_other_languages_are_told_to_do_as_this_client_does():
+    told = documented_service_config()
+    (method,) = told.pop("methodConfig")
+    options = dict(dialling(["127.0.0.1:1", "127.0.0.1:2"]).options)
+    assert told == json.loads(options["grpc.service_config"])
+    assert method["name"] == [{"service": told["healthCheckConfig"]["serviceName"]}]
+    assert method["retryPolicy"] == {
+        "maxAttempts": retries.TRIES_MAX,
+        "initialBackoff": f"{retries.BACKOFF_S:g}s",
+        "maxBackoff": f"{retries.BACKOFF_S_MAX:g}s",
+        "backoffMultiplier": 2,
+        "retryableStatusCodes": ["UNAVAILABLE"],
+    }
