@@ -8,7 +8,7 @@ import argparse
 import os
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
 from multiprocessing import get_context
@@ -73,11 +73,11 @@ def run_all(every: "list[Check]", processes: int) -> "Iterator[tuple[str, float 
     """(name, error as a share of what is allowed, or what went wrong) of each, in order. A GPU that was asked for what
     is not there is lost to the process that asked, so what goes wrong counts if it does in a new one too."""
     with _processes(processes) as pool:
-        for check, future in [(check, pool.submit(_run, check)) for check in every]:
+        for check, future in [(check, pool.submit(_run, check.run)) for check in every]:
             error = _outcome(future)
             if isinstance(error, str):
                 with _processes(1) as alone:
-                    error = _outcome(alone.submit(_run, check))
+                    error = _outcome(alone.submit(_run, check.run))
             yield check.name, error
 
 
@@ -86,10 +86,8 @@ def _processes(count: int) -> ProcessPoolExecutor:
 
 
 def _begin(threads: int) -> None:
-    """In each process, which has this one's environment."""
-    import torch
-
-    torch.set_num_threads(threads)
+    """In each process, which has this one's environment, and has imported nothing yet."""
+    os.environ["OMP_NUM_THREADS"] = str(threads)
     if os.environ.get("TRITON_INTERPRET") == "1":
         from benchmarks import gpu_interpreter
 
@@ -107,9 +105,9 @@ def _outcome(future: "Future[float | str]") -> float | str:
         return "the process died"
 
 
-def _run(check: "Check") -> float | str:
+def _run(check: Callable[[], float]) -> float | str:
     try:
-        return check.run()
+        return check()
     except Exception as error:  # whatever a kernel that cannot be compiled or launched raises
         return f"{type(error).__name__}: {' '.join(str(error).split())[:300]}"
 
