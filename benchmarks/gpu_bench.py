@@ -70,7 +70,7 @@ class Report:
 
 
 def measure(device: torch.device) -> None:
-    """All of it: under five minutes on an H100, compilation included."""
+    """All of it: meant to take less than five minutes, compilation included, of which nobody knows yet."""
     report = Report(torch.cuda.get_device_name(device))
     measure_attention(report, device)
     measure_products(report, device)

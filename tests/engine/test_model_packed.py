@@ -1,4 +1,8 @@
-"""AWQ and GPTQ folders: what their bits mean, read plainly from the layouts' definitions, and what is refused."""
+"""AWQ and GPTQ folders: what their bits mean, read plainly from the layouts' definitions, and what is refused.
+
+There is nothing of others to compare with: transformers leaves reading them to packages with kernels of their own
+(gptqmodel), which tests do not install. GGUF is compared with the gguf package.
+"""
 
 import json
 
