@@ -4,8 +4,8 @@ Servicer and HTTP routes call it and translate; the process builds it. It knows 
 no streams but its own deltas.
 """
 
-from collections.abc import AsyncGenerator, Awaitable, Callable, Iterable, Sequence
-from contextlib import AbstractContextManager, aclosing
+from collections.abc import AsyncGenerator, Awaitable, Callable, Iterable, Iterator, Sequence
+from contextlib import AbstractContextManager, aclosing, contextmanager
 from dataclasses import dataclass, field
 from datetime import datetime
 
@@ -18,7 +18,7 @@ from gateway.guide_check import refuse_guides
 from gateway.reading import Reading
 from gateway.request import ModelCard, Request
 from gateway.tokenizer import Tokenizer
-from service.errors import ServiceError
+from service.errors import InvalidRequest, ServiceError
 from service.guides import Guide
 from service.metrics import Metrics
 from service.timeline import Instant, Timeline
@@ -93,10 +93,20 @@ class Frontend:
             )
 
         size = 0 if spec.HasField("token_ids") else spec.ByteSize()
-        request = await self.reading.run(work, tenant=held.tenant, size_bytes=size)
-        if request.guide is not None:
-            await self.require_guide(request.guide, held.tenant)
+        with self.counting_refusals():
+            request = await self.reading.run(work, tenant=held.tenant, size_bytes=size)
+            if request.guide is not None:
+                await self.require_guide(request.guide, held.tenant)
         return request
+
+    @contextmanager
+    def counting_refusals(self) -> Iterator[None]:
+        """What cannot be answered, because of what it is, ends here."""
+        try:
+            yield
+        except InvalidRequest as refusal:
+            self.metrics.count_request(refusal.reason.lower())
+            raise
 
     async def generate(self, request: Request) -> AsyncGenerator[Delta, None]:
         """The answer to what was accepted, while its place is held. Raises ServiceError; closing it cancels the work.

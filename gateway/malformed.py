@@ -22,11 +22,15 @@ Context = grpc.aio.ServicerContext[Any, Any]
 class MalformedMessages(grpc.aio.ServerInterceptor):
     """For calls with one request message, whose handlers are coroutines; reflection's stream is left alone.
 
-    request_bytes_max: what is larger is not parsed, since small things in a message grow when it is.
+    request_bytes_max: what is larger is not parsed, since small things in a message grow when it is. on_refused: called
+    for each call that is refused.
     """
 
-    def __init__(self, request_bytes_max: int) -> None:
+    def __init__(
+        self, request_bytes_max: int, on_refused: Callable[[InvalidRequest], None] = lambda refusal: None
+    ) -> None:
         self._request_bytes_max = request_bytes_max
+        self._on_refused = on_refused
 
     async def intercept_service(
         self, continuation: Continuation, handler_call_details: grpc.HandlerCallDetails
@@ -40,7 +44,7 @@ class MalformedMessages(grpc.aio.ServerInterceptor):
         return cast(
             Handler,
             make(
-                _refusing(behaviour),
+                _refusing(behaviour, self._on_refused),
                 request_deserializer=_tolerant(
                     handler.request_deserializer or bytes, self._request_bytes_max
                 ),
@@ -75,9 +79,11 @@ def _violation(rule: str) -> FieldViolation:
 
 def _refusing(
     behaviour: Callable[[Any, Context], Awaitable[Any]],
+    on_refused: Callable[[InvalidRequest], None],
 ) -> Callable[[Any, Context], Awaitable[Any]]:
     async def answer(request: object, context: Context) -> Any:
         if isinstance(request, _Malformed):
+            on_refused(request.error)
             await status.abort(context, request.error)
         return await behaviour(request, context)
 

@@ -124,6 +124,24 @@ def half_open(listener, count):
         yield
 
 
+@contextmanager
+def unread(listener, spoken, count):
+    """So many connections that ask for something, if that can be, and never read, while the block runs. They end with a
+    reset. Where so many are not taken, those that are."""
+    asked = {
+        "grpc": PREFACE + SETTINGS,
+        "http": b"GET /metrics HTTP/1.1\r\nHost: x\r\n\r\n" * 50,
+        "zmq": ZMTP + _ready(),
+    }
+    with ExitStack() as open_connections:
+        for _ in range(count):
+            with suppress(OSError):
+                connection = open_connections.enter_context(listener.connect())
+                connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+                connection.sendall(asked.get(spoken, b""))
+        yield
+
+
 def call(listener, data):
     """The bytes as the message of every method of ours, and of some that nobody has."""
     with grpc.insecure_channel(listener.grpc_target()) as channel:
@@ -189,3 +207,15 @@ def _ready():
     """ZMTP 3 (https://rfc.zeromq.org/spec/23): the handshake's last command, from a DEALER."""
     body = b"\x05READY\x0bSocket-Type" + struct.pack(">I", 6) + b"DEALER"
     return b"\x04" + bytes([len(body)]) + body
+
+
+def unknown_field(number, data):
+    """On the wire, of the type "length-delimited"."""
+    return _varint(number << 3 | 2) + _varint(len(data)) + data
+
+
+def _varint(value):
+    octets = b""
+    while value > 0x7F:
+        octets, value = octets + bytes([value & 0x7F | 0x80]), value >> 7
+    return octets + bytes([value])

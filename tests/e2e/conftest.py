@@ -85,6 +85,10 @@ class Stack:
                     yield int(pid), Path(f"/proc/{pid}/cmdline").read_text().replace("=", "\0").split("\0")
 
 
+def resident_bytes(pid):
+    return int(Path(f"/proc/{pid}/statm").read_text().split()[1]) * 4096
+
+
 def said_when_ready(process):
     """What a process that serves says of itself; before, it may say what it is loading."""
     while "loading" in (said := json.loads(process.stdout.readline())):
@@ -139,6 +143,14 @@ async def wide_stack():
         while sum(stack.first_finished.values()) < 2 * len(short):
             workers = stack.status().workers
             stack.first_finished = {worker.worker_id: worker.finished_sequences for worker in workers}
+        yield stack
+
+
+@pytest.fixture(scope="session")
+def small_stack():
+    """Its pools hold 640 tokens, fewer than the model could; its requests may be 12 MiB."""
+    flags = ("--num-gpu-blocks-override", "40", "--grpc-max-message-bytes", "12MiB")
+    with running_stack("--dtype", "float32", *flags) as stack:
         yield stack
 
 

@@ -13,7 +13,7 @@ from google.rpc import error_details_pb2
 from grpc_status import rpc_status
 
 from crossdock.v1 import inference_pb2
-from tests.e2e.conftest import running_stack, spec, stream, tokens_of, undisturbed
+from tests.e2e.conftest import spec, stream, tokens_of, undisturbed
 
 VOCAB, LENGTH, REQUEST_BYTES_MAX = 49152, 8192, 4 << 20
 SMALLEST = 5e-324
@@ -327,13 +327,6 @@ async def test_what_is_no_http_is_an_error_object(exact_stack):
     answer = await cut_off(exact_stack, b"\x16\x03\x01 hello\r\n\r\n")
     head, _, body = answer.partition(b"\r\n\r\n")
     assert head.startswith(b"HTTP/1.1 400 ") and json.loads(body)["error"]["message"]
-
-
-@pytest.fixture(scope="module")
-def small_stack():
-    """Its pools hold 640 tokens, fewer than the model could."""
-    with running_stack("--dtype", "float32", "--num-gpu-blocks-override", "40") as stack:
-        yield stack
 
 
 async def test_what_the_pool_can_never_hold_is_refused_with_the_numbers(small_stack):

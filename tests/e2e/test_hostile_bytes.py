@@ -11,9 +11,11 @@ import stat
 import subprocess
 import sys
 from collections import Counter
+from contextlib import ExitStack
 from pathlib import Path
 
 import grpc
+import httpx
 import pytest
 
 from crossdock.v1 import control_pb2
@@ -25,13 +27,19 @@ from tests.e2e.conftest import (
     ROOT,
     Stack,
     crossdock,
+    resident_bytes,
     said_when_ready,
+    spec,
     stream,
+    tokens_of,
     undisturbed,
 )
 from tests.e2e.listening import listeners, process_tree
+from tests.security.test_intrusion import MEMORY_BYTES_EACH, SILENT
 
 HALF_OPEN = 60
+LONG, SHORT = 600, {"sampling": {"max_tokens": 4}}
+"""Tokens of a prompt that no decode worker computes by itself, and how short the answer is."""
 OVERSIZED = bytes(4 << 20)
 GZIP = b"\x1f\x8b"
 
@@ -100,9 +108,21 @@ def attack(listener, spoken, command):
             speak(listener, data)
 
 
+REFUSALS = (
+    r'crossdock_requests_total\{outcome="invalid_request"\} (\S+)',
+    r'crossdock_kv_transfer_events_total\{event="malformed",pool="decode",worker="[^"]+"\} (\S+)',
+)
+
+
+def refused(stack):
+    """What gateway and decode worker have counted as nothing that they understand."""
+    shown = httpx.get(f"{stack.http}/metrics", headers=dict(stack.operator())).text
+    return [float(found[1]) if (found := re.search(each, shown)) else 0.0 for each in REFUSALS]
+
+
 async def stands(stack, canary):
     """The stack under attack at all its sockets, one after the other, and afterwards."""
-    sockets, pids = sockets_of(stack), stack.children()
+    sockets, pids, before = sockets_of(stack), stack.children(), refused(stack)
     async with undisturbed(stack) as answers:
         for listener, spoken in sockets.items():
             await asyncio.to_thread(attack, listener, spoken, f"touch {canary}")
@@ -110,6 +130,8 @@ async def stands(stack, canary):
     assert stack.children() == pids
     assert sockets_of(stack) == sockets
     stack.idle_ledgers()
+    while not all(now > then for now, then in zip(refused(stack), before, strict=True)):
+        await asyncio.sleep(0.05)  # workers report a little later
     async with grpc.aio.insecure_channel(stack.grpc) as channel:
         assert (await stream(channel, NEIGHBOUR)).token_ids == answers[0].token_ids
 
@@ -155,6 +177,27 @@ async def test_hostile_bytes_at_every_socket_of_serve_are_noticed_by_nobody(exac
 
 async def test_hostile_bytes_at_every_port_of_separate_processes_are_noticed_by_nobody(apart_stack, tmp_path):
     await stands(apart_stack, tmp_path / "canary")
+
+
+async def test_peers_of_workers_that_never_read_cost_little_and_disturb_nobody(apart_stack):
+    """SEC-06, at every port of every worker, that for blocks included; and prompts are handed over meanwhile."""
+    gateway, crossed = apart_stack.children()["gateway"], computed_by(apart_stack, "p")
+    places = {each: spoken for each, spoken in sockets_of(apart_stack).items() if each.pid != gateway}
+    allowed = {each.pid: resident_bytes(each.pid) for each in places}
+    async with undisturbed(apart_stack):
+        with ExitStack() as silent:
+            for listener, spoken in places.items():
+                silent.enter_context(attacks.unread(listener, spoken, SILENT))
+                allowed[listener.pid] += SILENT * MEMORY_BYTES_EACH
+            async with grpc.aio.insecure_channel(apart_stack.grpc) as channel:
+                await stream(channel, spec(tokens_of(31, LONG), cache_salt=secrets.token_hex(8), **SHORT))
+            assert all(resident_bytes(pid) < most for pid, most in allowed.items())
+    assert computed_by(apart_stack, "p") >= crossed + LONG
+    apart_stack.idle_ledgers()
+
+
+def computed_by(stack, worker):
+    return next(each.tokens.computed for each in stack.audit().ledgers if each.worker_id == worker)
 
 
 async def test_a_lost_worker_shows_in_status_and_audit_and_the_others_end_cleanly(apart_stack):

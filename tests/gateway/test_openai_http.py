@@ -375,7 +375,9 @@ async def test_health_says_whether_work_is_welcome(client_of, frontend_over, scr
 async def test_metrics_and_version_are_shown(client_of, frontend_over, scripted, batches):
     async with client_of(frontend_over(scripted(*batches([500])))) as client:
         await client.post("/v1/completions", json=completion())
+        await client.post("/v1/completions", content=b"{", headers={"content-type": "application/json"})
         metrics = await client.get("/metrics")
         assert metrics.headers["content-type"].startswith("text/plain; version=0.0.4")
-        assert 'crossdock_requests_total{outcome="length"} 1.0' in metrics.text
+        for outcome in ("length", "invalid_request"):
+            assert f'crossdock_requests_total{{outcome="{outcome}"}} 1.0' in metrics.text
         assert (await client.get("/version")).json()["version"]

@@ -23,8 +23,8 @@ METHODS = ["Generate", "GenerateStream", "Tokenize", "Detokenize", "ListModels"]
 
 
 @asynccontextmanager
-async def serving(frontend, **given):
-    server = create_server([MalformedMessages(REQUEST_BYTES_MAX)])
+async def serving(frontend, *, on_refused=lambda refusal: None, **given):
+    server = create_server([MalformedMessages(REQUEST_BYTES_MAX, on_refused)])
     servicer = InferenceServicer(frontend, Access(), **given)
     inference_pb2_grpc.add_InferenceServiceServicer_to_server(servicer, server)
     port = bind(server, "127.0.0.1:0")
@@ -343,6 +343,19 @@ async def test_the_served_model_is_listed(frontend_over, scripted):
             name="smol", max_model_len=512, vocab_size=49152, eos_token_ids=[2], digest="ab12"
         )
     ]
+
+
+async def test_what_is_refused_for_what_it_is_is_counted(frontend_over, scripted):
+    frontend, refused = frontend_over(scripted()), []
+    path = "/crossdock.v1.InferenceService/Generate"
+    async with serving(frontend, on_refused=refused.append) as channel:
+        for data in (b"\xff" * 10, bytes(REQUEST_BYTES_MAX + 1)):
+            with pytest.raises(grpc.aio.AioRpcError):
+                await channel.unary_unary(path)(data)
+        with pytest.raises(grpc.aio.AioRpcError):
+            await stub_of(channel).GenerateStream(stream_request(text="")).read()
+    assert [refusal.reason for refusal in refused] == ["INVALID_REQUEST", "REQUEST_TOO_LARGE"]
+    assert 'crossdock_requests_total{outcome="invalid_request"} 1.0' in frontend.metrics.render().decode()
 
 
 @pytest.mark.parametrize(

@@ -2,7 +2,6 @@
 
 import asyncio
 import socket
-import struct
 from contextlib import ExitStack
 from importlib.metadata import version
 from pathlib import Path
@@ -16,8 +15,9 @@ from google.protobuf.internal import api_implementation
 from packaging.version import Version
 
 from crossdock.v1 import inference_pb2
-from tests.e2e.conftest import spec, stream, undisturbed
-from tests.e2e.listening import process_tree
+from tests.e2e import attacks
+from tests.e2e.conftest import resident_bytes, spec, stream, undisturbed
+from tests.e2e.listening import listeners, process_tree
 
 SILENT = 500
 MEMORY_BYTES_EACH = 128 << 10
@@ -100,7 +100,7 @@ async def test_no_metadata_and_no_unknown_field_steers_us_anywhere(exact_stack, 
     target = f"{at['host']}:{at['port']}"
     names = ("x-prefiller-host-port", "x-gateway-destination-endpoint", "x-data-parallel-host-port")
     metadata = tuple((name, target) for name in names)
-    unknown = b"".join(_field(number, target.encode()) for number in (1000, 5000, 100_000))
+    unknown = b"".join(attacks.unknown_field(number, target.encode()) for number in (1000, 5000, 100_000))
     asked = spec([5, 6, 7], sampling={"max_tokens": 4})
     async with undisturbed(exact_stack), grpc.aio.insecure_channel(exact_stack.grpc) as channel:
         right = (await stream(channel, asked)).token_ids
@@ -115,18 +115,6 @@ async def test_no_metadata_and_no_unknown_field_steers_us_anywhere(exact_stack, 
         nobody_came(trap)
         assert peers(exact_stack) <= before
     exact_stack.idle_ledgers()
-
-
-def _field(number, data):
-    """One of the wire type "length-delimited" that no contract has."""
-    return _varint(number << 3 | 2) + _varint(len(data)) + data
-
-
-def _varint(value):
-    octets = b""
-    while value > 0x7F:
-        octets, value = octets + bytes([value & 0x7F | 0x80]), value >> 7
-    return octets + bytes([value])
 
 
 def peers(stack):
@@ -156,30 +144,17 @@ def _owns(pid, inode):
 
 
 async def test_peers_that_connect_and_never_read_cost_little_and_disturb_nobody(exact_stack):
-    """SEC-06."""
-    preface = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + bytes([0, 0, 0, 4, 0, 0, 0, 0, 0])
-    metrics = b"GET /metrics HTTP/1.1\r\nhost: x\r\n\r\n" * 50
+    """SEC-06, at the gateway."""
     gateway = exact_stack.children()["gateway"]
     before = resident_bytes(gateway)
     async with undisturbed(exact_stack):
         with ExitStack() as silent:
-            for place, said in (
-                (exact_stack.grpc, preface),
-                (exact_stack.http.removeprefix("http://"), metrics),
-            ):
-                host, port = place.split(":")
-                for _ in range(SILENT):
-                    peer = silent.enter_context(socket.create_connection((host, int(port)), timeout=20))
-                    peer.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
-                    peer.sendall(said)
+            for listener in listeners([gateway]):
+                silent.enter_context(attacks.unread(listener, listener.speaks(), SILENT))
             async with grpc.aio.insecure_channel(exact_stack.grpc) as channel:
                 await stream(channel, spec([5, 6, 7], sampling={"max_tokens": 4}))
             assert resident_bytes(gateway) - before < 2 * SILENT * MEMORY_BYTES_EACH
     await asyncio.to_thread(exact_stack.idle_ledgers)
-
-
-def resident_bytes(pid):
-    return int(Path(f"/proc/{pid}/statm").read_text().split()[1]) * 4096
 
 
 def test_libraries_with_known_holes_are_not_in_use():

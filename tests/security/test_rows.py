@@ -27,6 +27,7 @@ ROWS = {
     ],
     "SEC-06": [
         "security/test_intrusion.py::test_peers_that_connect_and_never_read_cost_little_and_disturb_nobody",
+        "e2e/test_hostile_bytes.py::test_peers_of_workers_that_never_read_cost_little_and_disturb_nobody",
         "service/test_worker_rim.py::test_a_gateway_that_does_not_read_is_cut_off_and_dropped",
     ],
     "SEC-07": [
@@ -56,7 +57,10 @@ ROWS = {
     ],
     "SEC-12": ["engine/test_poisoned_memory.py::test_the_memory_of_freed_blocks_is_never_read"],
     "SEC-13": [
+        "gateway/test_ranges.py::test_each_number_and_each_length_in_a_request_has_limits_or_a_reason_to_have_none",
+        "gateway/test_ranges.py::test_what_is_asked_is_taken_up_to_each_border_and_refused_beyond_it",
         "gateway/test_validation.py::test_numbers_are_held_to_their_range",
+        "e2e/test_borders.py::test_what_is_beyond_a_border_of_the_contract_is_refused_by_name_over_the_wire",
         "e2e/test_bad_input.py::test_every_invalid_field_is_named_with_its_limit_and_reaches_no_worker",
         "e2e/test_bad_input.py::test_what_is_just_inside_its_limits_is_served",
     ],
@@ -71,10 +75,15 @@ ROWS = {
     ],
     "SEC-16": [
         "gateway/test_chat.py::test_a_hostile_or_broken_template_is_refused_and_reaches_nothing",
-        "gateway/test_openai_fields.py::test_a_bad_field_is_a_400_that_names_it",
+        "service/test_guide_compiler.py::test_what_cannot_be_followed_is_refused_in_one_short_line",
+        "service/test_guide_compiler.py::test_an_answer_whose_masks_take_too_long_cannot_go_on_and_says_why",
+        "gateway/test_guide_check.py::test_a_guide_that_takes_for_ever_is_refused_with_the_limit_and_the_next_is_checked",
+        "e2e/test_guided.py::test_what_strangers_write_is_refused_or_answered_and_disturbs_nobody",
     ],
     "SEC-17": [
+        "e2e/test_borders.py::test_what_is_beyond_a_border_of_the_contract_is_refused_by_name_over_the_wire",
         "e2e/test_bad_input.py::test_every_invalid_field_is_named_with_its_limit_and_reaches_no_worker",
+        "service/test_ranges.py::test_an_order_is_taken_up_to_each_border_and_refused_beyond_it",
         "e2e/test_hostile_orders.py::test_wild_orders_and_forged_tickets_are_refused_and_nobody_else_notices",
     ],
     "SEC-18": [
