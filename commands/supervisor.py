@@ -17,7 +17,8 @@ from service.startup import EXIT_CODE, StartupError
 _LINE_BYTES_MAX = 1 << 20
 _BACKOFF_MAX_S = 10.0
 _STARTS_MAX = 5
-_KILL_MARGIN_S = 2.0
+KILL_MARGIN_S = 10.0
+"""For a child to clean up after its time is over, on a busy machine."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -35,9 +36,9 @@ class ChildFailure(StartupError):
 
 
 class Supervisor:
-    """say: takes one line for the operator. shutdown_timeout_s: between asking a child to end and killing it.
-    backoff_s: before the first restart; doubled after each life in which the child was not ready. on_end: called with
-    the name of a child that is gone, before it may live again."""
+    """say: takes one line for the operator. shutdown_timeout_s: in which all children should end; kill_margin_s: more,
+    and one that has not is killed. backoff_s: before the first restart; doubled after each life in which the child was
+    not ready. on_end: called with the name of a child that is gone, before it may live again."""
 
     def __init__(
         self,
@@ -45,11 +46,13 @@ class Supervisor:
         *,
         say: Callable[[str], None],
         shutdown_timeout_s: float,
+        kill_margin_s: float = KILL_MARGIN_S,
         backoff_s: float = 0.2,
         on_end: Callable[[str], None] = lambda name: None,
     ) -> None:
         self._children = [_Child(spec, say, backoff_s, on_end) for spec in specs]
         self._shutdown_timeout_s = shutdown_timeout_s
+        self._kill_margin_s = kill_margin_s
 
     async def start(self) -> dict[str, Mapping[str, Field]]:
         """Starts every child; returns what each said of itself once all are ready. Raises ChildFailure when
@@ -64,7 +67,7 @@ class Supervisor:
         deadline = asyncio.get_running_loop().time() + self._shutdown_timeout_s
         for stage in sorted({child.spec.stage for child in self._children}, reverse=True):
             members = [child for child in self._children if child.spec.stage == stage]
-            await asyncio.gather(*(child.end(deadline) for child in members))
+            await asyncio.gather(*(child.end(deadline, self._kill_margin_s) for child in members))
 
     def kill(self) -> None:
         """SIGKILL for every child, at once."""
@@ -95,14 +98,14 @@ class _Child:
     def keep(self) -> None:
         self._keeper = asyncio.create_task(self._live_again())
 
-    async def end(self, deadline: float) -> None:
-        """deadline: on the loop's clock; a child that lives a little longer is killed."""
+    async def end(self, deadline: float, margin_s: float) -> None:
+        """deadline: on the loop's clock; a child that lives so much longer is killed."""
         self._ending.set()
         if self._keeper is None:
             return
         self._signal(signal.SIGTERM)
         left = max(0.0, deadline - asyncio.get_running_loop().time())
-        done, _ = await asyncio.wait({self._keeper}, timeout=left + _KILL_MARGIN_S)
+        done, _ = await asyncio.wait({self._keeper}, timeout=left + margin_s)
         if not done:
             self._say(f"{self.spec.name}: does not end, killed")
             self.kill()

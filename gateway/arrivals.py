@@ -35,9 +35,16 @@ class Arrivals:
         self._wake()
 
     def end(self, work: "asyncio.Future[None]") -> None:
-        """No more comes. work: is done; how it ended is how the answers do."""
-        self._work = work
+        """No more comes. work: is done; how it ended is how the answers do. Only the first end counts."""
+        self._work = self._work or work
         self._wake()
+
+    def fail(self, error: Exception) -> None:
+        """The answers end in this way, whatever comes of the work."""
+        failed: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        failed.set_exception(error)
+        failed.exception()  # nobody may ask any more
+        self.end(failed)
 
     async def take(self) -> list[TokenBatch]:
         """Everything that has come; waits for something. Nothing once all was taken and no more comes, unless that

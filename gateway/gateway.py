@@ -177,6 +177,8 @@ class _Gateway:
                 self._health,
                 grace_s=options.shutdown_timeout,
                 before_stop=partial(self._linger, http),
+                beside=http.finish,
+                last_words=self._orchestrator.end,
                 cleanups=[http.stop, self._guide_check.close],
             )
             for task in (*background, announcing):

@@ -8,10 +8,12 @@ connection ends instead. It reads no body and knows no path.
 import asyncio
 from http import HTTPStatus
 
+from starlette.responses import Response
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
 from gateway import patience
-from gateway.openai_errors import plain_error
+from gateway.openai_errors import error_response, plain_error
+from service.errors import Ending
 
 HEAD_BYTES_MAX = 65_536
 """Of a request's line and headers together; of what one read brings on top, the loop's buffer is the bound."""
@@ -63,7 +65,7 @@ class BoundedHttp(HttpToolsProtocol):
         self._idle_bytes += len(data)
         super().data_received(data)
         if self._idle_bytes > HEAD_BYTES_MAX and not self.transport.is_closing():
-            self._refuse(431, f"headers: at most {HEAD_BYTES_MAX} bytes", "headers_too_large")
+            self._refuse(plain_error(431, f"headers: at most {HEAD_BYTES_MAX} bytes", "headers_too_large"))
 
     def on_headers_complete(self) -> None:
         self._idle_bytes = 0
@@ -76,7 +78,14 @@ class BoundedHttp(HttpToolsProtocol):
 
     def send_400_response(self, msg: str) -> None:
         """What is no HTTP at all. msg: uvicorn's own text, which says no more."""
-        self._refuse(400, "must be an HTTP/1.1 request", "invalid_request")
+        self._refuse(plain_error(400, "must be an HTTP/1.1 request", "invalid_request"))
+
+    def cut(self) -> None:
+        """The server ends now."""
+        if self._answers() or self.transport.is_closing():
+            self.transport.abort()
+        else:
+            self._refuse(error_response(Ending()))
 
     def _expect_reading(self, unread: int) -> None:
         """Enough of so many bytes, in time. When little enough is left, writing goes on by itself."""
@@ -104,18 +113,22 @@ class BoundedHttp(HttpToolsProtocol):
         if self._answers():
             self._wait(HEAD_S)
         elif not self.transport.is_closing():
-            self._refuse(408, "the request took too long to arrive", "request_timeout")
+            self._refuse(plain_error(408, "the request took too long to arrive", "request_timeout"))
 
     def _answers(self) -> bool:
-        """A request that came whole: what is on its way behind it takes nothing from its answer."""
-        own = self.cycle is not None and not self.cycle.response_complete and not self.cycle.more_body
-        return own or bool(self.pipeline)
+        """A request that came whole, or has an answer on its way: what comes behind it takes nothing from that."""
+        cycle = self.cycle
+        if cycle is None or cycle.response_complete:
+            return bool(self.pipeline)
+        return cycle.response_started or not cycle.more_body or bool(self.pipeline)
 
-    def _refuse(self, status: int, message: str, code: str) -> None:
+    def _refuse(self, response: Response) -> None:
         """Ends the connection; says why unless an answer is on its way already."""
-        if self.cycle is None or self.cycle.response_complete:
-            response = plain_error(status, message, code)
+        if not self._answers():
+            status = response.status_code
             headers = b"".join(b"%s: %s\r\n" % pair for pair in response.raw_headers)
             line = f"HTTP/1.1 {status} {HTTPStatus(status).phrase}\r\n".encode()
             self.transport.write(line + headers + b"connection: close\r\n\r\n" + bytes(response.body))
+        if self.cycle is not None:
+            self.cycle.disconnected = True  # whatever comes of it goes nowhere
         self.transport.close()

@@ -60,11 +60,18 @@ class HttpServer:
         """Take nothing new, and finish what is being answered."""
         self._server.should_exit = True
 
-    async def stop(self) -> None:
+    async def finish(self) -> None:
         """The same, and wait for it."""
         self.close()
         if self._task is not None:
-            await self._task
+            await asyncio.wait({self._task})
+
+    async def stop(self) -> None:
+        """Cut what is still answered, and end."""
+        for connection in tuple(self._server.server_state.connections):
+            assert isinstance(connection, BoundedHttp), "nothing else is spoken here"
+            connection.cut()
+        await self.finish()
 
 
 def _listen(host: str, port: int) -> socket.socket:

@@ -42,6 +42,7 @@ from kvtransfer.ticket import Ticket, mint
 from service.errors import (
     AttemptsLost,
     DeadlineExpired,
+    Ending,
     Exhausted,
     FieldViolation,
     InvalidRequest,
@@ -87,6 +88,8 @@ class Orchestrator:
         self._numbers = count(1)
         self._turnstile = Turnstile()
         self._changed = asyncio.Event()
+        self._open: set[Arrivals] = set()
+        self._ended = False
 
     def workers_changed(self) -> None:
         """A worker came, went or changed its state: those who wait for a route look again."""
@@ -110,18 +113,31 @@ class Orchestrator:
         unread: choices that the reader wants no more of; looked at after each batch. Closing the generator stops the
         work on both workers.
         """
+        if self._ended:
+            raise Ending
+        arrivals = Arrivals(unread)
+        work = asyncio.ensure_future(self._enter(request, arrivals))
+        work.add_done_callback(arrivals.end)
+        self._open.add(arrivals)
+        try:
+            while batches := await arrivals.take():
+                for batch in batches:
+                    yield batch
+                    arrivals.look()
+        finally:
+            self._open.discard(arrivals)
+            work.cancel()
+            await asyncio.gather(work, return_exceptions=True)
+
+    def end(self) -> None:
+        """For good: every answer ends after what has come of it, and none begins."""
+        self._ended = True
+        for arrivals in self._open:
+            arrivals.fail(Ending())
+
+    async def _enter(self, request: Request, arrivals: Arrivals) -> None:
         async with self._admission.enter(request) as place:
-            arrivals = Arrivals(unread)
-            work = asyncio.ensure_future(self._serve(request, place, arrivals))
-            work.add_done_callback(arrivals.end)
-            try:
-                while batches := await arrivals.take():
-                    for batch in batches:
-                        yield batch
-                        arrivals.look()
-            finally:
-                work.cancel()
-                await asyncio.gather(work, return_exceptions=True)
+            await self._serve(request, place, arrivals)
 
     async def _serve(self, request: Request, place: Place, arrivals: Arrivals) -> None:
         """Whatever the workers have to do with it."""
@@ -141,8 +157,6 @@ class Orchestrator:
         except Parted as parted:
             left = [each for each in journals if not each.ended and arrivals.wanted(each.choice)]
             await _all(self._persist(together.alone(journal), parted.attempts) for journal in left)
-        finally:
-            place.leave_workers()
 
     async def _persist(self, company: Company, attempts: int) -> None:
         """Attempt after attempt. attempts: how many there have been. Raises Parted when these choices can no longer

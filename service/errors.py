@@ -9,7 +9,8 @@ ServiceError
 ├── Incompatible        the two ends are not of versions that understand each other
 ├── Exhausted           a queue or memory is full; try again later
 ├── Unavailable         nobody can serve this now; try again later
-│   └── AttemptsLost    every worker that it was given to was lost; whether to try again is for people to decide
+│   ├── AttemptsLost    every worker that it was given to was lost; whether to try again is for people to decide
+│   └── Ending          this process ends, and its time for what runs is over; another one may serve
 ├── StreamLost          an answer ended after some of it was shown: what is tried again begins again
 ├── DeadlineExpired     the caller's deadline passed
 ├── Unauthorised        no or wrong credential
@@ -116,6 +117,13 @@ class AttemptsLost(Unavailable):
 
     def __init__(self, message: str) -> None:
         super().__init__(message, retry_after_ms=None)
+
+
+class Ending(Unavailable):
+    reason = "DRAINING"
+
+    def __init__(self) -> None:
+        super().__init__("this server ends, and its time for what runs is over")
 
 
 class StreamLost(ServiceError):

@@ -22,6 +22,8 @@ METADATA_BYTES_MAX = 16 << 10
 STREAMS_MAX = 4096
 _CLEANUP_S = 10.0
 _HURRIED_S = 2.0
+_LAST_WORDS_S = 1.0
+"""From when calls are told that they end here, until they are cut."""
 
 Cleanup = Callable[[], Coroutine[Any, Any, None]]
 T = TypeVar("T")
@@ -100,6 +102,8 @@ async def run_until_signal(
     *,
     grace_s: float,
     before_stop: Cleanup | None = None,
+    beside: Cleanup | None = None,
+    last_words: Callable[[], None] | None = None,
     cleanups: Sequence[Cleanup] = (),
     ended: asyncio.Event | None = None,
 ) -> None:
@@ -107,6 +111,8 @@ async def run_until_signal(
     ones (grace_s for all of these together), and the cleanups in order. A second signal cuts what runs.
 
     before_stop: ends what would otherwise keep calls running for ever; it is cancelled when the time is over.
+    beside: the end of what runs on other servers, for which as long is waited. last_words: has whatever runs then told
+    why it ends; a moment later it is cut.
     """
     clock = asyncio.get_running_loop().time
     with _signals() as (first, second):
@@ -117,7 +123,10 @@ async def run_until_signal(
             await _until(before_stop(), second, grace_s)
         health.release()
         left = max(0.0, deadline - clock())
-        await _until(server.stop(left), second, left + _CLEANUP_S)
+        await _until(_stopped(server, left + _CLEANUP_S, beside), second, left)
+        if last_words is not None:
+            last_words()
+            await _until(_stopped(server, _CLEANUP_S, beside), asyncio.Event(), _LAST_WORDS_S)
         await server.stop(None)
         for cleanup in cleanups:
             await _until(cleanup(), asyncio.Event(), _HURRIED_S if second.is_set() else _CLEANUP_S)
@@ -156,6 +165,18 @@ async def _first_of(*events: asyncio.Event | None) -> None:
     finally:
         for wait in waits:
             wait.cancel()
+
+
+async def _stopped(server: grpc.aio.Server, grace_s: float, beside: Cleanup | None) -> None:
+    """Returns when nothing runs any more, there or beside it."""
+    async with asyncio.TaskGroup() as ends:
+        ends.create_task(_stop(server, grace_s))
+        if beside is not None:
+            ends.create_task(beside())
+
+
+async def _stop(server: grpc.aio.Server, grace_s: float) -> None:
+    await server.stop(grace_s)
 
 
 async def _until(work: Coroutine[Any, Any, object], hurry: asyncio.Event, seconds: float) -> None:

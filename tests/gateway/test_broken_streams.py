@@ -8,7 +8,7 @@ from google.rpc import error_details_pb2
 
 from crossdock.v1 import inference_pb2
 from gateway import patience
-from service.errors import AttemptsLost, DeadlineExpired, Exhausted, InternalFault, Unavailable
+from service.errors import AttemptsLost, DeadlineExpired, Ending, Exhausted, InternalFault, Unavailable
 from tests.gateway.test_servicer import EVENT_S, details_of, refusal_of, serving, stream_request, stub_of
 
 
@@ -16,6 +16,7 @@ from tests.gateway.test_servicer import EVENT_S, details_of, refusal_of, serving
     ("end", "code", "reason"),
     [
         (Unavailable("gone", reason="NO_DECODE_WORKER"), grpc.StatusCode.ABORTED, "NO_DECODE_WORKER"),
+        (Ending(), grpc.StatusCode.ABORTED, "DRAINING"),
         (AttemptsLost("every attempt was lost"), grpc.StatusCode.ABORTED, "ATTEMPTS_LOST"),
         (Exhausted("full", retry_after_ms=9), grpc.StatusCode.ABORTED, "QUEUE_FULL"),
         (DeadlineExpired("late"), grpc.StatusCode.DEADLINE_EXCEEDED, "DEADLINE_EXPIRED"),

@@ -1,6 +1,7 @@
 """A request that never ends is ended by us."""
 
 import asyncio
+from contextlib import suppress
 from types import SimpleNamespace
 
 import pytest
@@ -103,6 +104,37 @@ async def test_a_slow_request_that_ends_in_time_is_answered_and_so_is_the_next(s
         said = await reader.readuntil(b"abcd")
         assert said.startswith(b"HTTP/1.1 200 ")
         await asyncio.sleep(0.5)
+    writer.close()
+
+
+async def test_a_request_that_is_not_whole_when_the_server_ends_is_told_so():
+    begun = asyncio.Event()
+
+    async def wait(request):
+        begun.set()
+        return Response(await request.body())
+
+    server = HttpServer(
+        Starlette(routes=[Route("/", wait, methods=["POST"])]), "127.0.0.1", 0, LOOPBACK, None
+    )
+    await server.start()
+    reached = asyncio.create_task(
+        answer_to(server, b"POST / HTTP/1.1\r\nhost: x\r\ncontent-length: 4\r\n\r\nab")
+    )
+    await begun.wait()
+    await server.stop()
+    answer = await reached
+    assert answer.startswith(b"HTTP/1.1 503 ") and b'"code":"draining"' in answer
+
+
+async def test_an_answer_that_is_cut_is_followed_by_no_other(server):
+    host, port = server.url.removeprefix("http://").split(":")
+    reader, writer = await asyncio.open_connection(host, int(port))
+    writer.write(b"GET /slow HTTP/1.1\r\nhost: x\r\n\r\n")
+    await reader.readuntil(b"part")
+    await server.stop()
+    with suppress(ConnectionError):
+        assert b"503" not in await reader.read()
     writer.close()
 
 

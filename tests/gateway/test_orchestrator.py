@@ -6,12 +6,12 @@ from contextlib import aclosing
 
 import pytest
 
-from gateway.admission import Admission, Bounds
+from gateway.admission import Admission, Bounds, Window
 from gateway.attach import DECODE, PREFILL
 from gateway.orchestrator import ATTEMPTS_MAX, Orchestrator
 from gateway.request import EndReason
 from kvtransfer.ticket import open_sealed
-from service.errors import DeadlineExpired, Exhausted, InternalFault, Unavailable
+from service.errors import DeadlineExpired, Ending, Exhausted, InternalFault, Unavailable
 from service.orders import AttemptKey
 from service.reports import EndCause, TokenEnd
 from tests.fakes.places import answered
@@ -364,6 +364,32 @@ async def test_the_deadline_holds_while_a_route_is_looked_for():
     reader = await lost_without_another(scene, step_s=4.0, deadline=scene.clock.now + 5)
     with pytest.raises(DeadlineExpired):
         await reader.done()
+    scene.assert_nothing_is_left()
+
+
+@pytest.mark.parametrize("phase", SHOWN)
+async def test_an_answer_that_outlives_the_process_ends_with_the_reason_after_what_has_come_of_it(phase):
+    scene = Scene()
+    reader = await reach(scene, phase)
+    scene.orchestrator.end()
+    with pytest.raises(Ending):
+        await reader.done()
+    assert [token for _, token in reader.tokens] == list(ANSWER[: SHOWN[phase]])
+    scene.assert_nothing_is_left()
+    with pytest.raises(Ending):
+        await anext(scene.run())
+
+
+async def test_a_request_that_waits_for_its_turn_ends_with_the_process_too():
+    scene = Scene(window=Window(branches=1, prompts=1, prompt_tokens=1))
+    first = await reach(scene, "computing")
+    waiting = Reader(scene.run())
+    while not scene.admission.waiting:
+        await asyncio.sleep(0)
+    scene.orchestrator.end()
+    for reader in (first, waiting):
+        with pytest.raises(Ending):
+            await reader.done()
     scene.assert_nothing_is_left()
 
 

@@ -37,11 +37,12 @@ class Slow(grpc.GenericRpcHandler):
 
 
 class Running:
-    """A server that waits for a signal, and a channel to it."""
+    """A server that waits for a signal, and a channel to it. told: what runs at the end ends when it is told to."""
 
-    def __init__(self, before_stop=None, grace_s: float = 30) -> None:
+    def __init__(self, before_stop=None, grace_s: float = 30, told=False, **ends) -> None:
         self.before_stop, self.grace_s = before_stop, grace_s
         self.slow, self.health = Slow(), Health(["test.Service"])
+        self.ends = {"last_words": self.slow.go.set, **ends} if told else ends
         self.ended, self.cleaned = asyncio.Event(), []
 
     async def __aenter__(self) -> "Running":
@@ -61,6 +62,7 @@ class Running:
                 before_stop=self.before_stop,
                 cleanups=[self._clean],
                 ended=self.ended,
+                **self.ends,
             )
         )
         assert await self.status("") == SERVING  # by then the signal handlers are up as well
@@ -141,6 +143,37 @@ async def test_a_drain_that_takes_too_long_is_cut():
         await running.waiting
     assert cut.is_set()
     assert running.cleaned == [False]
+
+
+@pytest.mark.parametrize("signals", [1, 2])
+async def test_what_runs_when_the_time_is_over_is_told_before_it_is_cut(signals):
+    async with Running(grace_s=0.1 if signals == 1 else 3600, told=True) as running:
+        call = asyncio.create_task(running.call())
+        await running.slow.started.wait()
+        for _ in range(signals):
+            os.kill(os.getpid(), signal.SIGTERM)
+            await asyncio.sleep(0)
+        assert await call == b"done"
+        await running.waiting
+        assert running.cleaned == [True]
+
+
+async def test_what_runs_on_another_server_has_as_long_and_the_same_last_words():
+    told = asyncio.Event()
+    async with Running(grace_s=0.1, beside=told.wait, last_words=told.set) as running:
+        running.ended.set()
+        await running.waiting
+    assert told.is_set()
+
+
+async def test_nothing_is_waited_for_once_nothing_runs_anywhere():
+    finish = asyncio.Event()
+    async with Running(grace_s=3600, beside=finish.wait) as running:
+        running.ended.set()
+        assert running.cleaned == []
+        finish.set()
+        await running.waiting
+        assert running.cleaned == [False]
 
 
 async def test_a_process_can_end_itself():

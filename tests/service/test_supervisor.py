@@ -139,7 +139,7 @@ async def test_stopping_ends_the_front_before_the_workers(programs, lines, tmp_p
 async def test_a_child_that_does_not_end_is_killed(programs, lines, wait_for_exit):
     deaf = programs.argv("readiness.announce({'pid': os.getpid()})\nwhile True: signal.pause()\n")
     spec = ChildSpec(name="deaf", argv=deaf, environ=dict(os.environ))
-    supervisor = Supervisor([spec], say=lines.say, shutdown_timeout_s=0)
+    supervisor = Supervisor([spec], say=lines.say, shutdown_timeout_s=0, kill_margin_s=0)
     pid = (await supervisor.start())["deaf"]["pid"]
     await supervisor.stop()
     wait_for_exit(pid, 0)
