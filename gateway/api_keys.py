@@ -1,7 +1,8 @@
 """API keys: who may ask for answers, and as which tenant. Owns the file of keys; sees none of the calls.
 
 One key a line, as `TENANT ID SHA256`; a tenant may have any number of them at a time, so that a new one is in use
-before the old one goes. The file holds hashes: a key is shown once, by whoever makes it, and is stored nowhere.
+before the old one goes. The file holds hashes: a key is shown once, by whoever makes it, and is stored nowhere. A file
+without any line is one that is being written: that there is to be no key a comment, `# none`, says.
 """
 
 import hmac
@@ -98,6 +99,8 @@ def _read(path: Path) -> dict[str, _Row]:
         raise KeysUnusable(f"{path}: {error.strerror}") from error
     except UnicodeDecodeError:
         raise KeysUnusable(f"{path}: not text in ASCII") from None
+    if not any(map(str.strip, lines)):
+        raise KeysUnusable(f"{path}: empty; a line with # says that there are to be no keys")
     return dict(
         _row(path, number, line)
         for number, line in enumerate(lines, 1)

@@ -119,7 +119,14 @@ def test_two_keys_of_a_tenant_are_good_until_one_is_taken_out(keys, key_file):
     assert (known.tenant_of(old), known.tenant_of(new)) == (None, "acme")
 
 
-@pytest.mark.parametrize("content", ["acme", "acme 12 34", "a b c d", "\xff"])
+def test_no_keys_at_all_takes_a_word_since_an_empty_file_may_be_one_that_is_being_written(keys, key_file):
+    known = ApiKeys(key_file)
+    key_file.write_text("# none")
+    known.refresh()
+    assert known.tenants() == frozenset()
+
+
+@pytest.mark.parametrize("content", ["acme", "acme 12 34", "a b c d", "\xff", "", " \n\n"])
 def test_a_file_that_cannot_be_used_leaves_the_keys_as_they_were(keys, key_file, content):
     known = ApiKeys(key_file)
     key_file.write_bytes(content.encode("latin-1"))
