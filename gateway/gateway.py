@@ -38,7 +38,7 @@ from gateway.utilization import Utilization
 from gateway.window import window_of
 from gateway.worker_pool import WorkerPool, WorkerRecord
 from kvtransfer.ticket import key_check
-from service import server, worker_access
+from service import orca, server, worker_access
 from service.bind_rules import BindRules
 from service.channel import open_channel
 from service.config import DEFAULT_MODEL, GatewayOptions
@@ -50,6 +50,7 @@ from service.metrics import Metrics, Pool
 from service.model_source import ModelFilesError, resolve_model
 from service.orca import OpenRca
 from service.readiness import announce
+from service.reflection import enable_reflection
 from service.startup import StartupError
 from service.tls import client_tls, server_tls
 from service.watched_files import keep_fresh
@@ -153,7 +154,8 @@ class _Gateway:
         add_ControlServiceServicer_to_server(control, grpc_server)
         self._serve_routers(grpc_server)
         if options.enable_reflection:
-            server.enable_reflection(grpc_server, (_INFERENCE, _CONTROL, HEALTH, *self._router_services))
+            served = (_INFERENCE, _CONTROL, HEALTH, orca.SERVICE, *self._router_services)
+            enable_reflection(grpc_server, served)
         grpc_server.add_generic_rpc_handlers((self._open_rca,))
         rules = BindRules(allow_wildcard=options.allow_wildcard_bind, allow_insecure=options.allow_insecure)
         grpc_port = server.bind(grpc_server, f"{options.grpc_host}:{options.grpc_port}", rules, self._tls)

@@ -11,7 +11,6 @@ from contextlib import contextmanager
 from typing import Any, TypeVar
 
 import grpc
-from grpc_reflection.v1alpha import reflection
 
 from service.bind_rules import LOOPBACK, BindError, BindRules, require_free
 from service.health import Health
@@ -89,11 +88,6 @@ def bind(
         why = "is it a path for a socket?" if local else "is the port taken?"
         raise BindError(f"{address}: cannot listen there; {why}") from None
     return 0 if local else port
-
-
-def enable_reflection(server: grpc.aio.Server, services: Sequence[str]) -> None:
-    """services: full names."""
-    reflection.enable_server_reflection((*services, reflection.SERVICE_NAME), server)
 
 
 async def run_until_signal(

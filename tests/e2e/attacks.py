@@ -36,6 +36,7 @@ METHODS = (
     "/crossdock.worker.v1.DecodeService/Attach",
     "/grpc.health.v1.Health/Check",
     "/grpc.health.v1.Health/Watch",
+    "/grpc.reflection.v1.ServerReflection/ServerReflectionInfo",
     "/grpc.reflection.v1alpha.ServerReflection/ServerReflectionInfo",
     "/no.such.Service/Method",
 )

@@ -13,6 +13,8 @@ import pytest
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection_pb2, reflection_pb2_grpc
 
+from service import orca, reflection
+from service.health import HEALTH
 from tests.e2e.conftest import ROOT, crossdock, spec, stream
 
 SERVICES = ("crossdock.v1.InferenceService", "crossdock.v1.ControlService", "vllm.grpc.engine.VllmEngine")
@@ -81,10 +83,10 @@ async def test_health_and_reflection_speak_for_every_service(exact_stack):
             await health.Check(health_pb2.HealthCheckRequest(service="no.such"), timeout=10)
         assert raised.value.code() is grpc.StatusCode.NOT_FOUND
         asked = reflection_pb2.ServerReflectionRequest(list_services="")
-        reflection = reflection_pb2_grpc.ServerReflectionStub(channel)
-        listed = await reflection.ServerReflectionInfo(iter([asked]), timeout=10).read()
+        stub = reflection_pb2_grpc.ServerReflectionStub(channel)
+        listed = await stub.ServerReflectionInfo(iter([asked]), timeout=10).read()
     names = {service.name for service in listed.list_services_response.service}
-    assert names == {*SERVICES, "grpc.health.v1.Health", "grpc.reflection.v1alpha.ServerReflection"}
+    assert names == {*SERVICES, HEALTH, orca.SERVICE, *reflection.NAMES}
 
 
 async def test_health_and_metrics_over_http(exact_stack):

@@ -21,7 +21,7 @@ from tests.e2e.conftest import ROOT, crossdock
 from tests.security.conftest import CONTROL_TOKEN
 
 UNAUTHENTICATED, OK = grpc.StatusCode.UNAUTHENTICATED, grpc.StatusCode.OK
-REFLECTION = "/grpc.reflection.v1alpha.ServerReflection/ServerReflectionInfo"
+REFLECTIONS = [f"/grpc.reflection.{each}.ServerReflection/ServerReflectionInfo" for each in ("v1", "v1alpha")]
 
 
 def methods(contract, *services):
@@ -36,7 +36,13 @@ def methods(contract, *services):
 
 LOAD = "/xds.service.orca.v3.OpenRcaService/StreamCoreMetrics"
 PLACES = {
-    "gateway": [*methods(inference_pb2), *methods(vllm_engine_pb2), *methods(control_pb2), REFLECTION, LOAD],
+    "gateway": [
+        *methods(inference_pb2),
+        *methods(vllm_engine_pb2),
+        *methods(control_pb2),
+        *REFLECTIONS,
+        LOAD,
+    ],
     "p": [*methods(worker_pb2, "PrefillService"), LOAD],
     "d": [*methods(worker_pb2, "DecodeService"), LOAD],
 }
@@ -49,11 +55,10 @@ REGISTRATIONS = {
     "add_PrefillServiceServicer_to_server": methods(worker_pb2, "PrefillService"),
     "add_DecodeServiceServicer_to_server": methods(worker_pb2, "DecodeService"),
     "add_HealthServicer_to_server": OPEN,
-    "enable_server_reflection": [REFLECTION],
-    "add_generic_rpc_handlers": [LOAD],
+    "add_generic_rpc_handlers": [*REFLECTIONS, LOAD],
 }
 """All that puts methods on a server of ours, and which."""
-STREAMED = {REFLECTION} | {
+STREAMED = {*REFLECTIONS} | {
     f"/{service.full_name}/{method.name}"
     for contract in (inference_pb2, vllm_engine_pb2, control_pb2, worker_pb2)
     for service in contract.DESCRIPTOR.services_by_name.values()
@@ -77,7 +82,7 @@ def call(channel, method, key="", message=b"", *, refused=True):
 def test_no_method_is_served_that_is_not_called_here():
     """SEC-07."""
     sources = [path for path in ROOT.glob("*/**/*.py") if path.parts[len(ROOT.parts)] not in NOT_SERVED]
-    calls = re.compile(r"\b(add_\w+_to_server|add_generic_rpc_handlers|enable_server_reflection)\(")
+    calls = re.compile(r"\b(add_\w+_to_server|add_generic_rpc_handlers)\(")
     assert {name for path in sources for name in calls.findall(path.read_text("utf-8"))} == set(REGISTRATIONS)
     called = {*OPEN, *(method for place in PLACES.values() for method in place)}
     assert {method for methods in REGISTRATIONS.values() for method in methods} == called
@@ -139,7 +144,7 @@ async def test_operators_come_by_token_or_by_certificate(stack, code_of):
     operator = {"certificate": stack.operator.pem(), "private_key": stack.operator.key.read_bytes()}
     for who, key in (({}, CONTROL_TOKEN), (operator, "")):
         async with stack.channel(**who) as channel:
-            for method in (methods(control_pb2)[0], REFLECTION):
+            for method in (methods(control_pb2)[0], *REFLECTIONS):
                 code = await code_of(call(channel, method, key, refused=False))
                 assert code in (OK, grpc.StatusCode.INVALID_ARGUMENT)
             assert await code_of(call(channel, PLACES["gateway"][0], key)) is UNAUTHENTICATED
