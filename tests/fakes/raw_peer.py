@@ -19,9 +19,10 @@ class RawPeer(RawClient):
         self.begun = set()
         self._changed = asyncio.Event()
 
-    def leave_unfinished(self, path, length, sent, **more):
-        """A call whose message would have so many bytes, of which so many come. more: metadata."""
-        self.send(self.begin(path, **more), _PREFIX.pack(0, length) + bytes(sent))
+    def leave_unfinished(self, path, length, sent, *, last=False, **more):
+        """A call whose message would have so many bytes, of which so many come. last: and it says that this is all.
+        more: metadata."""
+        self.send(self.begin(path, **more), _PREFIX.pack(0, length) + bytes(sent), last=last)
 
     async def until(self, holds):
         while not holds():

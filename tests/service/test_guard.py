@@ -197,6 +197,15 @@ async def test_a_call_without_its_message_is_refused(guarded, name):
         assert await code_of(answer) is StatusCode.INVALID_ARGUMENT
 
 
+@pytest.mark.parametrize("name", ONE_MESSAGE)
+@pytest.mark.parametrize("length", [1000, 2**32 - 1])
+async def test_a_call_that_ends_in_the_midst_of_its_message_ends(guarded, name, length):
+    async with raw_peer(guarded.port) as peer:
+        peer.leave_unfinished(f"/test/{name}", length, sent=10, last=True, authorization="right")
+        await peer.until(lambda: peer.ended == 1)
+    assert guarded.methods.parsed == []
+
+
 async def test_what_is_open_to_everybody_takes_small_messages_only(guarded):
     async with guarded.channel() as channel:
         watch = channel.unary_stream("/grpc.health.v1.Health/Watch")
