@@ -70,35 +70,27 @@ class _Waiter:
 
 
 class Held:
-    """A call's place in the bounds. cost: at most, of all its requests, as far as is known."""
+    """A call's place in the bounds. cost: at most, of all its requests, as far as is known. settled: these have been
+    accepted, all of them."""
 
     def __init__(self, admission: "Admission", tenant: str) -> None:
         self._admission = admission
         self._message_bytes = 0
         self.tenant = tenant
         self.cost = NOTHING
+        self.settled = False
 
     def claim(self, cost: Cost = ONE, *, message_bytes: int | None = None) -> None:
         """It may cost so much now, instead of what was thought before. message_bytes: what its message keeps on top, as
         before unless told. Raises Exhausted when it is more, and there is no room for that; the place stays as it was.
         """
         size = self._message_bytes if message_bytes is None else message_bytes
-        with self._telling():
-            self._admission.change(self, cost + Cost(bytes=size))
+        self._admission.change(self, cost + Cost(bytes=size))
         self._message_bytes = size
 
     def require_time(self, least: Cost, left_s: float) -> None:
         """Raises Exhausted when that much would not be done in time."""
-        with self._telling():
-            self._admission.require_time(self.tenant, least, left_s)
-
-    @contextmanager
-    def _telling(self) -> Iterator[None]:
-        try:
-            yield
-        except Exhausted as refusal:
-            self._admission.on_refused(refusal)
-            raise
+        self._admission.require_time(self.tenant, least, left_s)
 
 
 class Place:
@@ -138,8 +130,7 @@ class Place:
 
 class Admission:
     """clock: seconds, the one that Request.deadline is on. window: what the workers take now; None when they take
-    nothing, and whoever asks them hears why. weight: a tenant's share. on_refused: told of each call that found no room
-    or no time before it was read."""
+    nothing, and whoever asks them hears why. weight: a tenant's share."""
 
     def __init__(
         self,
@@ -148,9 +139,7 @@ class Admission:
         clock: Callable[[], float],
         window: Callable[[], Window | None] = lambda: None,
         weight: Callable[[str], float] = lambda tenant: 1.0,
-        on_refused: Callable[[Exhausted], None] = lambda refusal: None,
     ) -> None:
-        self.on_refused = on_refused
         self._bounds = bounds
         self._clock = clock
         self._window = window

@@ -5,7 +5,7 @@ no streams but its own deltas.
 """
 
 from collections.abc import AsyncGenerator, Awaitable, Callable, Iterable, Iterator, Sequence
-from contextlib import AbstractContextManager, aclosing, contextmanager
+from contextlib import aclosing, contextmanager
 from dataclasses import dataclass, field
 from datetime import datetime
 
@@ -18,7 +18,7 @@ from gateway.guide_check import refuse_guides
 from gateway.reading import Reading
 from gateway.request import ModelCard, Request
 from gateway.tokenizer import Tokenizer
-from service.errors import InvalidRequest, ServiceError
+from service.errors import ServiceError
 from service.guides import Guide
 from service.metrics import Metrics
 from service.timeline import Instant, Timeline
@@ -43,10 +43,19 @@ class Frontend:
     reading: Reading = field(default_factory=Reading)
     require_guide: Callable[[Guide, str], Awaitable[None]] = refuse_guides
 
-    def hold(self, tenant: str, message_bytes: int = 0) -> AbstractContextManager[Held]:
+    @contextmanager
+    def hold(self, tenant: str, message_bytes: int = 0) -> Iterator[Held]:
         """A place for a call, from before anything of it is read until all of its answer is with the client. tenant:
-        who asks, as the credential says. Raises Exhausted."""
-        return self.admission.hold(tenant, message_bytes=message_bytes)
+        who asks, as the credential says. Raises Exhausted. A call that is refused before its requests are accepted is
+        counted here, once; how each of these ends `generate` counts."""
+        held = None
+        try:
+            with self.admission.hold(tenant, message_bytes=message_bytes) as held:
+                yield held
+        except ServiceError as error:
+            if held is None or not held.settled:
+                self.metrics.count_refusal(error)
+            raise
 
     def claim(
         self,
@@ -66,6 +75,7 @@ class Frontend:
     def settle(self, held: Held, requests: Iterable[Request]) -> None:
         """These have come of what it asked for. Raises Exhausted."""
         held.claim(total(map(cost_of, requests)))
+        held.settled = True
 
     async def accept(
         self,
@@ -93,20 +103,10 @@ class Frontend:
             )
 
         size = 0 if spec.HasField("token_ids") else spec.ByteSize()
-        with self.counting_refusals():
-            request = await self.reading.run(work, tenant=held.tenant, size_bytes=size)
-            if request.guide is not None:
-                await self.require_guide(request.guide, held.tenant)
+        request = await self.reading.run(work, tenant=held.tenant, size_bytes=size)
+        if request.guide is not None:
+            await self.require_guide(request.guide, held.tenant)
         return request
-
-    @contextmanager
-    def counting_refusals(self) -> Iterator[None]:
-        """What cannot be answered, because of what it is, ends here."""
-        try:
-            yield
-        except InvalidRequest as refusal:
-            self.metrics.count_request(refusal.reason.lower())
-            raise
 
     async def generate(self, request: Request) -> AsyncGenerator[Delta, None]:
         """The answer to what was accepted, while its place is held. Raises ServiceError; closing it cancels the work.

@@ -42,7 +42,6 @@ from service import orca, server, worker_access
 from service.bind_rules import BindRules
 from service.channel import open_channel
 from service.config import DEFAULT_MODEL, GatewayOptions
-from service.errors import ServiceError
 from service.garbage import freeze_garbage
 from service.guard import Guard
 from service.health import HEALTH, Health
@@ -139,7 +138,10 @@ class _Gateway:
         options = self._options
         request_bytes_max = options.grpc_max_message_bytes
         grpc_server = server.create_server(
-            [Guard(self._access.check), MalformedMessages(request_bytes_max, self._count_refusal)],
+            [
+                Guard(self._access.check, self._metrics.count_refusal),
+                MalformedMessages(request_bytes_max, self._metrics.count_refusal),
+            ],
             # Above this gRPC itself refuses, without details.
             message_bytes_max=max(request_bytes_max, server.MESSAGE_BYTES_MAX),
             share_port=options.share_grpc_port,
@@ -229,11 +231,7 @@ class _Gateway:
             clock=time.monotonic,
             window=lambda: window_of(self._prefills.views(), self._decodes.views()),
             weight=self._weight,
-            on_refused=self._count_refusal,
         )
-
-    def _count_refusal(self, refusal: ServiceError) -> None:
-        self._metrics.count_request(refusal.reason.lower())
 
     def _weight(self, tenant: str) -> float:
         return self._weights.get(tenant, 1.0)

@@ -212,20 +212,19 @@ class _Face:
         if request.headers.get("content-type", "").partition(";")[0].strip().lower() != JSON_TYPE:
             raise HTTPException(415, f"content-type: must be {JSON_TYPE}")
         body = bytearray()
-        with self._frontend.counting_refusals():
-            async for part in request.stream():
-                body += part
-                if len(body) > self._body_bytes_max:
-                    raise TooLarge(
-                        FieldViolation(field="body", description=f"at most {self._body_bytes_max} bytes")
-                    )
-                held.claim(message_bytes=len(body))
-            return await self._frontend.reading.run(
-                lambda: translate(_object(body)),
-                tenant=held.tenant,
-                size_bytes=len(body),
-                inline_bytes_max=_INLINE_BYTES_MAX,
-            )
+        async for part in request.stream():
+            body += part
+            if len(body) > self._body_bytes_max:
+                raise TooLarge(
+                    FieldViolation(field="body", description=f"at most {self._body_bytes_max} bytes")
+                )
+            held.claim(message_bytes=len(body))
+        return await self._frontend.reading.run(
+            lambda: translate(_object(body)),
+            tenant=held.tenant,
+            size_bytes=len(body),
+            inline_bytes_max=_INLINE_BYTES_MAX,
+        )
 
 
 class _WholeAnswer(Response):

@@ -46,10 +46,12 @@ Check = Callable[[Call], None]
 
 
 class Guard(grpc.aio.ServerInterceptor):
-    """The outermost interceptor of a server. A ServiceError that leaves a call is how the call ends."""
+    """The outermost interceptor of a server. A ServiceError that leaves a call is how it ends. on_refused: told of
+    each call whose message did not come; of those without a right, `check` knows."""
 
-    def __init__(self, check: Check) -> None:
+    def __init__(self, check: Check, on_refused: Callable[[ServiceError], None] = lambda error: None) -> None:
         self._check = check
+        self._on_refused = on_refused
 
     async def intercept_service(
         self, continuation: Continuation, handler_call_details: grpc.HandlerCallDetails
@@ -81,7 +83,12 @@ class Guard(grpc.aio.ServerInterceptor):
             self._check(call_of(method, context))
             if handler.request_streaming:
                 return messages
-            message = await _message(context, OPEN_MESSAGE_S if is_open else MESSAGE_S)
+            try:
+                message = await _message(context, OPEN_MESSAGE_S if is_open else MESSAGE_S)
+            except ServiceError as error:
+                if not is_open:
+                    self._on_refused(error)
+                raise
             if is_open and len(message) > OPEN_MESSAGE_BYTES_MAX:
                 raise TooLarge(_violation(f"at most {OPEN_MESSAGE_BYTES_MAX} bytes"))
             return (handler.request_deserializer or bytes)(message)

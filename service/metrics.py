@@ -14,6 +14,7 @@ from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, gene
 from prometheus_client.metrics_core import HistogramMetricFamily, Metric
 from prometheus_client.registry import Collector
 
+from service.errors import ServiceError
 from service.worker_counts import WorkerCounts
 
 Pool = Literal["gateway", "prefill", "decode"]
@@ -121,6 +122,10 @@ class Metrics:
     def count_request(self, outcome: str) -> None:
         """outcome: "stop", "length", "cancelled", or an error's reason in lower case."""
         self._requests.labels(outcome).inc()
+
+    def count_refusal(self, error: ServiceError) -> None:
+        """Of a call of which no request was accepted."""
+        self.count_request(error.reason.lower())
 
     def count_tokens(self, pool: Pool, *, prompt: int = 0, generated: int = 0) -> None:
         self._prompt_tokens.labels(pool).inc(prompt)

@@ -2,7 +2,6 @@
 
 import pytest
 
-from gateway.admission import Admission, Bounds
 from gateway.cost import Cost
 from service.errors import Exhausted
 from tests.fakes.scripted_workers import make_request
@@ -74,15 +73,3 @@ async def test_a_deadline_that_the_least_would_miss_is_refused_before_anything_i
             with pytest.raises(Exhausted) as refusal:
                 held.require_time(least, 1.0)
         assert refusal.value.reason == "DEADLINE_UNREACHABLE" and refusal.value.retry_after_ms >= 1000
-
-
-async def test_of_each_refusal_before_anything_is_read_somebody_is_told():
-    told = []
-    admission = Admission(Bounds(requests=1, bytes=9), clock=lambda: 0.0, on_refused=told.append)
-    with admission.hold("") as held:
-        with pytest.raises(Exhausted) as first, admission.hold(""):
-            pass
-        held.claim(message_bytes=5)
-    with admission.hold("") as held:
-        held.claim(message_bytes=10)
-    assert told == [first.value]
