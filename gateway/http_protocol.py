@@ -7,16 +7,17 @@ connection ends instead. It reads no body and knows no path.
 
 import asyncio
 from http import HTTPStatus
+from typing import Any
 
 from starlette.responses import Response
-from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
+from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
 
 from gateway import patience
 from gateway.openai_errors import error_response, plain_error
 from service.errors import Ending
 
 HEAD_BYTES_MAX = 65_536
-"""Of a request's line and headers together; of what one read brings on top, the loop's buffer is the bound."""
+"""Of a request's path and headers together."""
 HEAD_S = 30.0
 """From a connection, or a request's first byte, to the end of its headers."""
 BODY_S = 120.0
@@ -27,6 +28,7 @@ class BoundedHttp(HttpToolsProtocol):
     """Refusals are error objects, as all others are."""
 
     _idle_bytes = 0
+    _head_bytes = 0
     _patience: asyncio.TimerHandle | None = None
     _stall: asyncio.TimerHandle | None = None
 
@@ -55,7 +57,16 @@ class BoundedHttp(HttpToolsProtocol):
 
     def on_message_begin(self) -> None:
         self._wait(HEAD_S)
+        self._head_bytes = 0
         super().on_message_begin()
+
+    def on_url(self, url: bytes) -> None:
+        self._count_head(url)
+        super().on_url(url)
+
+    def on_header(self, name: bytes, value: bytes) -> None:
+        self._count_head(name, b": ", value, b"\r\n")
+        super().on_header(name, value)
 
     def on_message_complete(self) -> None:
         self._wait(None)
@@ -65,12 +76,14 @@ class BoundedHttp(HttpToolsProtocol):
         self._idle_bytes += len(data)
         super().data_received(data)
         if self._idle_bytes > HEAD_BYTES_MAX and not self.transport.is_closing():
-            self._refuse(plain_error(431, f"headers: at most {HEAD_BYTES_MAX} bytes", "headers_too_large"))
+            self._refuse_head()
 
     def on_headers_complete(self) -> None:
         self._idle_bytes = 0
         self._wait(BODY_S)
         super().on_headers_complete()
+        if self.scope["http_version"] == "1.0":
+            _without_chunks(self.cycle)
 
     def on_body(self, body: bytes) -> None:
         self._idle_bytes = 0
@@ -78,7 +91,10 @@ class BoundedHttp(HttpToolsProtocol):
 
     def send_400_response(self, msg: str) -> None:
         """What is no HTTP at all. msg: uvicorn's own text, which says no more."""
-        self._refuse(plain_error(400, "must be an HTTP/1.1 request", "invalid_request"))
+        if self._head_bytes > HEAD_BYTES_MAX:
+            self._refuse_head()
+        else:
+            self._refuse(plain_error(400, "must be an HTTP/1.1 request", "invalid_request"))
 
     def cut(self) -> None:
         """The server ends now."""
@@ -122,6 +138,15 @@ class BoundedHttp(HttpToolsProtocol):
             return bool(self.pipeline)
         return cycle.response_started or not cycle.more_body or bool(self.pipeline)
 
+    def _count_head(self, *parts: bytes) -> None:
+        """What is too long is no request to the parser: it reads no further."""
+        self._head_bytes += sum(map(len, parts))
+        if self._head_bytes > HEAD_BYTES_MAX:
+            raise ValueError("the head is too long")
+
+    def _refuse_head(self) -> None:
+        self._refuse(plain_error(431, f"headers: at most {HEAD_BYTES_MAX} bytes", "headers_too_large"))
+
     def _refuse(self, response: Response) -> None:
         """Ends the connection; says why unless an answer is on its way already."""
         if not self._answers():
@@ -132,3 +157,16 @@ class BoundedHttp(HttpToolsProtocol):
         if self.cycle is not None:
             self.cycle.disconnected = True  # whatever comes of it goes nowhere
         self.transport.close()
+
+
+def _without_chunks(cycle: RequestResponseCycle) -> None:
+    """HTTP/1.0 knows none: an answer of no told length ends with its connection. What comes of each part is its own
+    length to the server, which would count down to zero."""
+    send = cycle.send
+
+    async def send_plain(message: Any) -> None:
+        cycle.chunked_encoding = False
+        cycle.expected_content_length = len(message.get("body", b""))
+        await send(message)
+
+    cycle.send = send_plain  # type: ignore[method-assign]

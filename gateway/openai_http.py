@@ -114,8 +114,10 @@ class _Face:
         return _json({"object": "list", "data": [self._about(self._frontend.card())]})
 
     async def model(self, request: Request) -> Response:
-        card = self._frontend.card()
-        check_model(request.path_params["name"], card)
+        card, name = self._frontend.card(), request.path_params["name"]
+        if not name:
+            raise HTTPException(404)
+        check_model(name, card)
         return _json(self._about(card))
 
     async def tokenize(self, request: Request) -> Response:
@@ -211,13 +213,13 @@ class _Face:
         """
         if request.headers.get("content-type", "").partition(";")[0].strip().lower() != JSON_TYPE:
             raise HTTPException(415, f"content-type: must be {JSON_TYPE}")
+        if request.headers.get("content-encoding", "identity").strip().lower() != "identity":
+            raise HTTPException(415, "content-encoding: must be identity", {"accept-encoding": "identity"})
+        self._require_size(int(request.headers.get("content-length", "0")))
         body = bytearray()
         async for part in request.stream():
             body += part
-            if len(body) > self._body_bytes_max:
-                raise TooLarge(
-                    FieldViolation(field="body", description=f"at most {self._body_bytes_max} bytes")
-                )
+            self._require_size(len(body))
             held.claim(message_bytes=len(body))
         return await self._frontend.reading.run(
             lambda: translate(_object(body)),
@@ -225,6 +227,10 @@ class _Face:
             size_bytes=len(body),
             inline_bytes_max=_INLINE_BYTES_MAX,
         )
+
+    def _require_size(self, body_bytes: int) -> None:
+        if body_bytes > self._body_bytes_max:
+            raise TooLarge(FieldViolation(field="body", description=f"at most {self._body_bytes_max} bytes"))
 
 
 class _WholeAnswer(Response):

@@ -18,6 +18,10 @@ PARTS = 12
 """Of an answer that takes longer than any wait for a request."""
 
 
+CLOSING = b"GET / HTTP/1.1\r\nhost: x\r\nconnection: close\r\n"
+"""A request after which its connection ends, to be ended itself."""
+
+
 async def echo(request):
     return Response(await request.body())
 
@@ -72,6 +76,33 @@ async def test_no_header_says_where_a_request_comes_from(monkeypatch):
 @pytest.mark.parametrize("said", [[], [b"P"], [b"POST / HTTP/1.1\r\n", b"host: x\r\n", b"a: b\r\n"]])
 async def test_a_head_that_does_not_end_in_time_is_cut_off(server, said):
     assert (await answer_to(server, *said, every_s=0.05)).startswith(b"HTTP/1.1 408 ")
+
+
+@pytest.mark.parametrize(
+    "head",
+    [CLOSING.replace(b"/", b"/%b", 1) + b"\r\n", CLOSING + b"a: %b\r\n\r\n"],
+    ids=["a path", "a header"],
+)
+async def test_a_head_has_its_limit_whether_it_comes_at_once_or_not(server, head):
+    over = b"a" * (http_protocol.HEAD_BYTES_MAX + 1)
+    answers = [await answer_to(server, head % over), await answer_to(server, (head % over)[:-1], b"\n")]
+    assert all(answer.startswith(b"HTTP/1.1 431 ") for answer in answers)
+    under = over[: http_protocol.HEAD_BYTES_MAX - 100]
+    assert not (await answer_to(server, head % under)).startswith(b"HTTP/1.1 431 ")
+
+
+async def test_heads_of_several_requests_are_counted_each_by_itself(server):
+    large = b"a: %b\r\n\r\n" % (b"a" * 50_000)
+    one = b"GET /slow HTTP/1.1\r\nhost: x\r\n" + large
+    said = await answer_to(server, one, CLOSING + large)
+    assert b"HTTP/1.1 200 " in said and b" 431 " not in said
+
+
+async def test_to_http_1_0_an_answer_of_no_told_length_ends_with_its_connection(server):
+    head, _, body = (await answer_to(server, b"GET /slow HTTP/1.0\r\n\r\n")).partition(b"\r\n\r\n")
+    assert b"transfer-encoding" not in head and body == b"part" * PARTS
+    whole = await answer_to(server, b"POST / HTTP/1.0\r\ncontent-length: 2\r\n\r\nab")
+    assert b"content-length: 2\r\n" in whole and whole.endswith(b"\r\n\r\nab")
 
 
 async def test_a_body_that_does_not_end_in_time_is_cut_off(server):

@@ -43,6 +43,32 @@ async def test_a_body_over_the_limit_is_refused_unread(post, scripted):
     assert response.status_code == 413 and "200000" in response.json()["error"]["message"]
 
 
+async def test_a_body_that_is_said_to_be_over_the_limit_is_refused_before_it_comes(
+    client_of, frontend_over, scripted
+):
+    async def never():
+        await asyncio.Event().wait()
+        yield b""
+
+    async with client_of(frontend_over(scripted())) as client:
+        headers = {"content-type": "application/json", "content-length": str(10**12)}
+        response = await client.post("/v1/completions", content=never(), headers=headers)
+    assert response.status_code == 413 and "200000" in response.json()["error"]["message"]
+
+
+@pytest.mark.parametrize(("encoding", "status"), [("gzip", 415), ("br, identity", 415), ("Identity", 200)])
+async def test_a_body_in_a_coding_of_its_own_is_not_taken(post, scripted, batches, encoding, status):
+    source = scripted(*batches([500]))
+    response = await post(source, "/v1/completions", completion(), headers={"content-encoding": encoding})
+    assert response.status_code == status
+    assert status == 200 or response.headers["accept-encoding"] == "identity"
+
+
+async def test_no_model_has_no_name(client_of, frontend_over, scripted):
+    async with client_of(frontend_over(scripted())) as client:
+        assert (await client.get("/v1/models/")).status_code == 404
+
+
 @pytest.mark.parametrize("content_type", ["text/plain", "application/x-www-form-urlencoded", ""])
 async def test_only_what_says_that_it_is_json_is_read(post, scripted, content_type):
     """A page in a browser may send all other types to any server that the browser can reach."""
