@@ -53,7 +53,7 @@ from service.orders import SequenceOrder
 ATTEMPTS_MAX = 4
 """The first one and three more; those that a worker gave up for want of blocks are not counted."""
 LEASE_MS = 3_000
-REROUTE_WAIT_S = 10.0
+ROUTE_WAIT_S = 10.0
 
 
 class Orchestrator:
@@ -226,9 +226,9 @@ class Orchestrator:
         raise InvalidRequest(FieldViolation(field="sampling.beam_width", description=rule))
 
     async def _route(self, company: Company, order: SequenceOrder) -> Route:
-        """The best workers. A first attempt finds some at once or is refused; it waits a little where those that there
-        are stand still, and so does a later one: what it lost may be coming back. Where all are full, an answer that
-        has begun waits for room."""
+        """The best workers. Where those that could serve are away, or stand still, any attempt waits a little for one;
+        where there are some and none is large enough, a first one is refused at once, and a later one waits: what it
+        lost may be coming back. Where all are full, an answer that has begun waits for room."""
         request = company.journals[0].request
         began = self._clock()
         while True:
@@ -244,8 +244,8 @@ class Orchestrator:
             )
             if isinstance(route, NoRoute):
                 self._require_room(order)
-                patient = route.frozen or order.key.attempt > 1
-                give_up = began + (REROUTE_WAIT_S if patient else 0)
+                patient = route.away or order.key.attempt > 1
+                give_up = began + (ROUTE_WAIT_S if patient else 0)
                 if not await self._change(changed, give_up, request):
                     reason = f"NO_{route.pool.upper()}_WORKER"
                     raise Unavailable(f"no {route.pool} worker can serve this now", reason=reason)

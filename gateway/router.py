@@ -88,11 +88,11 @@ _NOBODY = Route(prefill=None, decode=None)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NoRoute:
-    """Nobody can serve now. pool: "prefill" or "decode", where somebody is missing. frozen: somebody is there who could
-    serve if it moved."""
+    """Nobody can serve now. pool: "prefill" or "decode", where somebody is missing. away: waiting may help: who could
+    serve does not move, or nobody is there at all."""
 
     pool: str
-    frozen: bool = False
+    away: bool = False
 
 
 Way: TypeAlias = tuple[WorkerView | None, WorkerView | None]
@@ -131,7 +131,9 @@ def pick(
     ways = [*apart, *((None, target) for target in targets if forced or guess.short(target))]
     if not ways:
         missed = generating if order.goes_on() else (*computing, *generating)
-        return NoRoute(pool="decode" if order.goes_on() else "prefill", frozen=bool(missed))
+        asked = decodes if order.goes_on() else (*prefills, *decodes)
+        away = bool(missed) or not any(each.ready for each in asked)
+        return NoRoute(pool="decode" if order.goes_on() else "prefill", away=away)
     return _route(min(ways, key=lambda way: _rank(way, guess, tried, broken, full)))
 
 

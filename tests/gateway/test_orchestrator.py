@@ -6,12 +6,12 @@ from contextlib import aclosing
 
 import pytest
 
-from gateway.admission import Admission, Bounds, Window
+from gateway.admission import Admission, Bounds
 from gateway.attach import DECODE, PREFILL
 from gateway.orchestrator import ATTEMPTS_MAX, Orchestrator
 from gateway.request import EndReason
 from kvtransfer.ticket import open_sealed
-from service.errors import DeadlineExpired, Ending, Exhausted, InternalFault, Unavailable
+from service.errors import DeadlineExpired, Exhausted, InternalFault, Unavailable
 from service.orders import AttemptKey
 from service.reports import EndCause, TokenEnd
 from tests.fakes.places import answered
@@ -147,25 +147,6 @@ async def test_each_request_has_its_own_name_whatever_the_client_calls_it():
     assert len(set(names)) == 3
     for reader in readers:
         await reader.leave()
-    scene.assert_nothing_is_left()
-
-
-@pytest.mark.parametrize(
-    ("prefills", "decodes", "request_", "reason"),
-    [
-        (0, 0, {}, "NO_DECODE_WORKER"),
-        (1, 0, {}, "NO_DECODE_WORKER"),
-        (0, 0, {"max_tokens": 1}, "NO_PREFILL_WORKER"),
-        (1, 1, {"max_tokens": 398}, "NO_DECODE_WORKER"),
-    ],
-)
-async def test_without_a_route_a_new_request_is_refused_at_once(prefills, decodes, request_, reason):
-    scene = Scene(prefills, decodes)
-    async with asyncio.timeout(5):  # seconds, where a resumed answer would wait for ten
-        with pytest.raises(Unavailable) as refusal:
-            await anext(scene.run(**request_))
-    assert refusal.value.reason == reason
-    assert refusal.value.retry_after_ms > 0
     scene.assert_nothing_is_left()
 
 
@@ -305,41 +286,6 @@ async def lost_without_another(scene, step_s=0.0, **request):
     return reader
 
 
-async def test_no_attempt_is_spent_on_workers_that_stand_still_and_one_that_moves_again_serves():
-    scene = Scene()
-    scene.d[0].load(frozen=True)
-    reader = Reader(scene.run())
-    await asyncio.sleep(0)
-    scene.d[0].load(frozen=True, free_blocks=1)
-    assert scene.d[0].kinds() == scene.p[0].kinds() == []
-    scene.d[0].load(frozen=False, free_blocks=100)
-    assert (await served(scene, 0, 0)).key.attempt == 1
-    await reader.done()
-    assert reader.tokens == list(enumerate(ANSWER))
-
-
-async def test_a_request_does_not_wait_for_ever_for_workers_that_stand_still():
-    scene = Scene()
-    scene.d[0].load(frozen=True)
-    scene.clock.step = 1000.0
-    with pytest.raises(Unavailable) as refusal:
-        await anext(scene.run())
-    assert refusal.value.reason == "NO_DECODE_WORKER"
-    assert scene.d[0].kinds() == []
-    scene.assert_nothing_is_left()
-
-
-async def test_a_request_that_waits_for_a_worker_to_move_is_refused_when_it_is_lost():
-    scene = Scene()
-    scene.d[0].load(frozen=True)
-    reader = Reader(scene.run())
-    await asyncio.sleep(0)
-    scene.d[0].leave()
-    async with asyncio.timeout(5):
-        with pytest.raises(Unavailable):
-            await reader.done()
-
-
 async def test_a_resumed_answer_waits_for_workers_to_come_back():
     scene = Scene()
     reader = await lost_without_another(scene)
@@ -364,32 +310,6 @@ async def test_the_deadline_holds_while_a_route_is_looked_for():
     reader = await lost_without_another(scene, step_s=4.0, deadline=scene.clock.now + 5)
     with pytest.raises(DeadlineExpired):
         await reader.done()
-    scene.assert_nothing_is_left()
-
-
-@pytest.mark.parametrize("phase", SHOWN)
-async def test_an_answer_that_outlives_the_process_ends_with_the_reason_after_what_has_come_of_it(phase):
-    scene = Scene()
-    reader = await reach(scene, phase)
-    scene.orchestrator.end()
-    with pytest.raises(Ending):
-        await reader.done()
-    assert [token for _, token in reader.tokens] == list(ANSWER[: SHOWN[phase]])
-    scene.assert_nothing_is_left()
-    with pytest.raises(Ending):
-        await anext(scene.run())
-
-
-async def test_a_request_that_waits_for_its_turn_ends_with_the_process_too():
-    scene = Scene(window=Window(branches=1, prompts=1, prompt_tokens=1))
-    first = await reach(scene, "computing")
-    waiting = Reader(scene.run())
-    while not scene.admission.waiting:
-        await asyncio.sleep(0)
-    scene.orchestrator.end()
-    for reader in (first, waiting):
-        with pytest.raises(Ending):
-            await reader.done()
     scene.assert_nothing_is_left()
 
 

@@ -97,21 +97,26 @@ def test_the_pair_that_is_likely_to_answer_first(prefills, decodes, expected):
     ],
 )
 def test_without_anybody_who_generates_it_is_said_who_is_missing(prefills, decodes, missing):
-    assert pick(prefills, decodes, ORDER) == NoRoute(pool=missing)
+    nowhere = pick(prefills, decodes, ORDER)
+    assert isinstance(nowhere, NoRoute) and nowhere.pool == missing
 
 
 @pytest.mark.parametrize(
-    ("prefills", "decodes", "frozen"),
+    ("prefills", "decodes", "away"),
     [
         ([P], [worker("still", frozen=True)], True),
         ([worker("still", frozen=True)], [worker("too", frozen=True)], True),
-        ([worker("still", frozen=True)], [], False),
+        ([worker("still", frozen=True)], [], True),
+        ([P], [worker("gone", ready=False)], True),
         ([P], [worker("still", frozen=True, tokens_max=59)], False),
-        ([P], [worker("still", frozen=True, ready=False)], False),
+        ([P], [worker("gone", ready=False), worker("small", tokens_max=59)], False),
+        ([P], [worker("still", frozen=True, ready=False)], True),
     ],
 )
-def test_whoever_stands_still_is_not_picked_and_it_is_said_that_waiting_may_help(prefills, decodes, frozen):
-    assert pick(prefills, decodes, ORDER) == NoRoute(pool="decode", frozen=frozen)
+def test_whoever_is_away_or_stands_still_is_not_picked_and_it_is_said_that_waiting_may_help(
+    prefills, decodes, away
+):
+    assert pick(prefills, decodes, ORDER) == NoRoute(pool="decode", away=away)
 
 
 def test_equal_workers_are_picked_in_turn():
@@ -141,7 +146,7 @@ def test_a_second_attempt_has_neither_worker_of_the_first_where_there_are_others
 def test_an_answer_of_one_token_needs_no_decode_worker():
     assert pick([P], [], ONE_TOKEN) == Route(prefill="p", decode=None)
     assert pick([P], [D], ONE_TOKEN) == Route(prefill="p", decode=None)
-    assert pick([worker("gone", ready=False)], [], ONE_TOKEN) == NoRoute(pool="prefill")
+    assert pick([worker("gone", ready=False)], [], ONE_TOKEN) == NoRoute(pool="prefill", away=True)
 
 
 def test_what_is_cached_makes_up_for_as_much_work_in_the_queue_and_no_more():
