@@ -8,6 +8,11 @@ from service.errors import DeadlineExpired, Unavailable
 from tests.gateway.test_orchestrator import ANSWER, Reader, Scene, served
 
 
+async def all_that_can_has_gone_on():
+    for _ in range(20):
+        await asyncio.sleep(0)
+
+
 @pytest.mark.parametrize(
     ("prefills", "decodes", "request_", "reason"),
     [
@@ -46,10 +51,10 @@ async def test_a_new_request_waits_for_workers_that_are_away_as_one_that_runs_do
     else:
         scene.d[0].load(frozen=True)
     reader = Reader(scene.run())
-    await asyncio.sleep(0)
+    await all_that_can_has_gone_on()
     if not lost:
         scene.d[0].leave()
-        await asyncio.sleep(0)
+        await all_that_can_has_gone_on()
     scene.d[0].join(epoch=8)
     assert (await served(scene, 0, 0)).key.attempt == 1
     await reader.done()
@@ -68,7 +73,7 @@ async def test_no_attempt_is_spent_on_workers_that_stand_still_and_one_that_move
     scene = Scene()
     scene.d[0].load(frozen=True)
     reader = Reader(scene.run())
-    await asyncio.sleep(0)
+    await all_that_can_has_gone_on()
     scene.d[0].load(frozen=True, free_blocks=1)
     assert scene.d[0].kinds() == scene.p[0].kinds() == []
     scene.d[0].load(frozen=False, free_blocks=100)
