@@ -1,7 +1,7 @@
 """The GPU kernels on a GPU: `check` compares each with float64, `bench` measures it against its floor.
 
 Needs torch, triton and numpy alone, and a few minutes. `check --interpret` runs the checks on small shapes without a
-GPU, in Triton's interpreter. Exits with 1 when a check fails, with 2 when there is no GPU.
+GPU, in Triton's interpreter. Exits with 1 when a check fails, with 2 when there is no GPU, torch or triton.
 """
 
 import argparse
@@ -31,8 +31,12 @@ def main() -> int:
     interpret = arguments.command == "check" and arguments.interpret
     if interpret:
         os.environ["TRITON_INTERPRET"] = "1"  # read when triton is first imported
-    import torch
-    import triton
+    try:
+        import torch
+        import triton
+    except ModuleNotFoundError as error:
+        print(f"{error.name} is not installed for {sys.executable}, and nothing was run", file=sys.stderr)
+        return 2
 
     if not interpret and not torch.cuda.is_available():
         print(

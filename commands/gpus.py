@@ -16,20 +16,21 @@ class Seat(NamedTuple):
 
 
 def deal_gpus(workers: Sequence[tuple[str, str, int]], gpus: int) -> dict[str, Seat]:
-    """workers: name, device and ranks of each, in order. gpus: that there are. Whoever names no GPU gets as many as it
-    has ranks, the next ones; when too few are left, it starts over with the first."""
-    firsts: dict[str, int] = {}
-    left = 0
-    for name, device, ranks in workers:
-        if device == "cuda":
-            firsts[name] = left = left if left + ranks <= gpus else 0
-            left += ranks
-        elif device.startswith("cuda:"):
-            firsts[name] = int(device.partition(":")[2])
-    taken = {name: range(firsts[name], firsts[name] + ranks) for name, _, ranks in workers if name in firsts}
-    crowd = Counter(gpu for each in taken.values() for gpu in each)
+    """workers: name, device and ranks of each, in order. gpus: that there are. Whoever names no GPU gets as many in a
+    row as it has ranks, where the fewest are, those who name theirs among them."""
+    crowd: Counter[int] = Counter()
+    taken: dict[str, range] = {}
+    for name, device, ranks in sorted(workers, key=lambda worker: worker[1] == "cuda"):
+        rows = [range(first, first + ranks) for first in range(max(1, gpus - ranks + 1))]
+        if device.startswith("cuda:"):
+            first = int(device.partition(":")[2])
+            rows = [range(first, first + ranks)]
+        elif device != "cuda":
+            continue
+        taken[name] = min(rows, key=lambda row: sorted((crowd[gpu] for gpu in row), reverse=True))
+        crowd.update(taken[name])
     return {
-        name: Seat(f"cuda:{firsts[name]}", max(crowd[gpu] for gpu in taken[name]))
+        name: Seat(f"cuda:{taken[name][0]}", max(crowd[gpu] for gpu in taken[name]))
         if name in taken
         else Seat(device, len(workers))
         for name, device, _ in workers

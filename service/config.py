@@ -33,6 +33,7 @@ Tokens = Annotated[int, BeforeValidator(units.parse_count), Field(ge=1)]
 Bytes = Annotated[int, BeforeValidator(units.parse_bytes), Field(ge=1)]
 BytesOrNone = Annotated[int, BeforeValidator(units.parse_bytes), Field(ge=0)]
 Address = Annotated[str, AfterValidator(units.check_address)]
+Device = Annotated[str, AfterValidator(units.check_device)]
 Addresses = Annotated[tuple[Address, ...], BeforeValidator(units.parse_list)]
 KVEndpoint = Annotated[str, AfterValidator(units.check_kv_endpoint)]
 KVEndpoints = Annotated[tuple[KVEndpoint, ...], BeforeValidator(units.parse_list)]
@@ -90,9 +91,8 @@ class ModelOptions(BaseModel):
 class EngineOptions(ModelOptions):
     """One engine on one device. Names as vLLM users know them."""
 
-    device: str = Field(
+    device: Device = Field(
         "auto",
-        pattern=r"^(auto|cpu|cuda(:[0-9]{1,3})?)$",
         description="auto: cpu; the kernels for cuda have not run on a GPU yet; cuda:N is one GPU, "
         "with several ranks the first of theirs; `serve` deals the GPUs that there are where it is cuda",
     )

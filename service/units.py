@@ -72,6 +72,13 @@ def _range(item: object) -> tuple[object, ...]:
     return tuple(range(first, last + 1))
 
 
+def check_device(value: str) -> str:
+    """auto, cpu, cuda or cuda:N. Raises ValueError."""
+    if not re.fullmatch("auto|cpu|cuda(:[0-9]{1,3})?", value):
+        raise ValueError("a device is auto, cpu, cuda or cuda:N")
+    return value
+
+
 def check_address(value: str) -> str:
     """An address to listen on or to dial with gRPC: host:port, [v6]:port or unix:path."""
     if value.startswith("unix:") and len(value) > len("unix:"):

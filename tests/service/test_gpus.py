@@ -6,6 +6,7 @@ from commands.gpus import deal_gpus, visible_gpus
 from commands.serve import plan
 from service import config
 from service.config import DecodeWorkerOptions, ServeOptions, WorkerOptions
+from service.flags import ConfigError
 
 
 @pytest.mark.parametrize(
@@ -18,6 +19,9 @@ from service.config import DecodeWorkerOptions, ServeOptions, WorkerOptions
         ([("cuda", 2), ("cuda", 4)], 4, [("cuda:0", 2), ("cuda:0", 2)]),
         ([("cuda", 1), ("cuda", 2)], 2, [("cuda:0", 2), ("cuda:0", 2)]),
         ([("cuda:3", 1), ("cuda", 1)], 4, [("cuda:3", 1), ("cuda:0", 1)]),
+        ([("cuda:0", 1), ("cuda", 1)], 8, [("cuda:0", 1), ("cuda:1", 1)]),
+        ([("cuda", 1), ("cuda:0", 1)], 2, [("cuda:1", 1), ("cuda:0", 1)]),
+        ([("cuda", 2), ("cuda", 2)], 3, [("cuda:0", 2), ("cuda:1", 2)]),
         ([("cuda:1", 1), ("cuda:1", 1)], 4, [("cuda:1", 2), ("cuda:1", 2)]),
         ([("cuda", 4)], 2, [("cuda:0", 1)]),
         ([("auto", 1), ("cpu", 1)], 8, [("auto", 2), ("cpu", 2)]),
@@ -60,3 +64,10 @@ def test_memory_is_shared_by_those_who_are_on_the_same_gpu(tmp_path, visible, ar
         worker = config.load(model, spec.argv[4:], spec.environ)
         found.append((worker.device, worker.gpu_memory_utilization))
     assert found == shares
+
+
+@pytest.mark.parametrize("device", ["gpu", "cuda:", "cuda:x", "cuda:1234", "", "CPU"])
+def test_what_is_no_device_is_refused_in_words(device):
+    with pytest.raises(ConfigError) as refusal:
+        config.load(ServeOptions, [f"--device={device}"], {})
+    assert refusal.value.lines == ("--device: a device is auto, cpu, cuda or cuda:N",)
