@@ -163,7 +163,7 @@ def post(listener, data):
 def send(listener, data):
     """The bytes as messages of ZeroMQ: alone, as each part of three, and as many parts. A greeting that cannot
     be meant for the other end comes last: its answer says that all before it were taken."""
-    with zmq.Context() as context, context.socket(zmq.DEALER) as raw:
+    with zmq.Context.instance().socket(zmq.DEALER) as raw:
         raw.setsockopt(zmq.LINGER, 0)
         monitor = raw.get_monitor_socket(HANDSHAKES | zmq.Event.DISCONNECTED)
         monitor.setsockopt(zmq.RCVTIMEO, ANSWER_MS)
