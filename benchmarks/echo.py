@@ -13,13 +13,10 @@ import json
 import sys
 from collections import defaultdict
 from collections.abc import Callable
-from pathlib import Path
 from struct import Struct
 from typing import Any
 
-import uvloop
-
-from benchmarks.null_workers import StepTimes, on_the_beat
+from benchmarks.null_workers import StepTimes, on_the_beat, run
 from benchmarks.raw_client import RawClient
 from crossdock.v1 import inference_pb2 as pb
 
@@ -97,15 +94,5 @@ async def _serve(options: argparse.Namespace) -> None:
     server.close()
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    parser.add_argument("folder", type=Path)
-    parser.add_argument("--decode", type=int, default=4)
-    parser.add_argument("--step-ms", type=float, default=5.0)
-    uvloop.run(_serve(parser.parse_args()))
-
-
 if __name__ == "__main__":
-    main()
+    run(_serve, __doc__)

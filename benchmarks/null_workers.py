@@ -14,7 +14,7 @@ import mmap
 import sys
 import time
 from collections import defaultdict
-from collections.abc import AsyncIterator, Callable, Iterator, Sequence
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterator, Sequence
 from itertools import count
 from pathlib import Path
 from typing import Any, Protocol
@@ -218,15 +218,16 @@ async def _serve(options: argparse.Namespace) -> None:
     await asyncio.gather(*(server.stop(None) for server in server_of.values()))
 
 
-def main() -> None:
+def run(serve: Callable[[argparse.Namespace], Coroutine[Any, Any, None]], description: str | None) -> None:
+    """Serves with what the command line says."""
     parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+        description=description, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("folder", type=Path)
     parser.add_argument("--decode", type=int, default=4)
     parser.add_argument("--step-ms", type=float, default=5.0)
-    uvloop.run(_serve(parser.parse_args()))
+    uvloop.run(serve(parser.parse_args()))
 
 
 if __name__ == "__main__":
-    main()
+    run(_serve, __doc__)

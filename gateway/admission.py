@@ -94,7 +94,7 @@ class Held:
 
 
 class Place:
-    """A request's at the workers, from when it may go until they have nothing more to do with it, which is `left`."""
+    """A request's at the workers, from when it may go until they have nothing more to do with it."""
 
     def __init__(self, admission: "Admission", waiter: _Waiter, tenant: str, began: float) -> None:
         self._admission = admission
@@ -103,7 +103,6 @@ class Place:
         self.deadline = waiter.deadline
         self.began = began
         self.used = 0
-        self.left = False
 
     def computed(self) -> None:
         """The workers have computed its prompt."""
@@ -120,12 +119,6 @@ class Place:
     def pause_s(self) -> float:
         """After which the workers will probably have done as much as it is."""
         return self._admission.pause_s(self)
-
-    def leave_workers(self) -> None:
-        """What it had of them is there for the next one."""
-        if not self.left:
-            self.left = True
-            self._admission.end(self)
 
 
 class Admission:
@@ -198,7 +191,7 @@ class Admission:
             try:
                 yield place
             finally:
-                place.leave_workers()
+                self._end(place)
         finally:
             self._leave(entry)
             self.look()
@@ -254,8 +247,16 @@ class Admission:
         """How long so much takes as a request is. For its place to ask."""
         return _retry_after_ms(self._pace.wait_s(_work(place.cost))) / 1000
 
-    def end(self, place: Place) -> None:
-        """The workers have done all they will for a request. For its place to call."""
+    def _go(self, entry: Ticketed[_Waiter]) -> None:
+        cost = entry.item.cost
+        self._waiting -= cost
+        self._queue.go(entry)
+        self._running += cost
+        self._uncomputed += Cost(requests=1, prompt_tokens=cost.prompt_tokens)
+        entry.item.turn.set_result(None)
+
+    def _end(self, place: Place) -> None:
+        """The workers have done all they will for a request."""
         cost, now = place.cost, self._clock()
         self._tick()
         self._running -= cost
@@ -268,15 +269,6 @@ class Admission:
             used = Work(cost.prompt_tokens, place.used - cost.prompt_tokens)
             self._pace.ended(_work(cost), used, now - place.began)
         self._queue.give_back(place.tenant, cost.tokens - place.used)
-        self.look()
-
-    def _go(self, entry: Ticketed[_Waiter]) -> None:
-        cost = entry.item.cost
-        self._waiting -= cost
-        self._queue.go(entry)
-        self._running += cost
-        self._uncomputed += Cost(requests=1, prompt_tokens=cost.prompt_tokens)
-        entry.item.turn.set_result(None)
 
     def _leave(self, entry: Ticketed[_Waiter]) -> None:
         """It waits no more; nothing happens the second time."""

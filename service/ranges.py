@@ -49,7 +49,7 @@ class Range:
 
     def admits(self, number: float, measures: Measures) -> bool:
         """Never NaN."""
-        high = self.high * getattr(measures, self.times) if self.times else self.high
+        high = self._high(measures)
         within = self.low <= number <= high
         if within and (self.above_low or self.below_high):
             within = not ((self.above_low and number == self.low) or (self.below_high and number == high))

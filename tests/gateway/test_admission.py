@@ -9,7 +9,7 @@ import pytest
 from gateway.admission import RETRY_AFTER_MS, Admission, Bounds, Window
 from gateway.cost import cost_of
 from service.errors import DeadlineExpired, Exhausted
-from tests.fakes.places import entered
+from tests.fakes.places import placed
 from tests.fakes.scripted_workers import make_request
 
 ONE_AT_A_TIME = Window(branches=1, prompts=1, prompt_tokens=1)
@@ -27,17 +27,22 @@ class Scene:
             weight=lambda tenant: (weights or {}).get(tenant, 1.0),
         )
         self.went, self.tasks, self.ends = [], [], []
+        self.read = asyncio.Event()
+        self.read.set()
 
     async def submit(self, tenant="", name=None, **request):
-        """Comes; it is over when the test says so. Returns its task, once it has gone as far as it can."""
+        """Comes; it is over at the workers when the test says so, and for good when all is `read`. Returns its task,
+        once it has gone as far as it can."""
         end = asyncio.Event()
         request = replace(make_request(**request), tenant=tenant)
 
         async def live():
-            async with entered(self.admission, request) as place:
-                self.went.append(name or tenant)
-                self.ends.append((end, place))
-                await end.wait()
+            with placed(self.admission, request):
+                async with self.admission.enter(request) as place:
+                    self.went.append(name or tenant)
+                    self.ends.append((end, place))
+                    await end.wait()
+                await self.read.wait()
 
         task = asyncio.create_task(live())
         self.tasks.append(task)
@@ -263,17 +268,15 @@ async def test_who_would_wait_longer_than_its_deadline_is_refused_with_the_time_
 
 async def test_what_a_client_takes_to_read_is_no_time_of_the_workers():
     async with scene_of() as scene:
+        scene.read.clear()
         for _ in range(5):
             await scene.submit()
-        for number in range(5):
-            scene.now += 1.0
-            scene.ends[number][1].took(3)
-            scene.ends[number][1].leave_workers()
-            await settle()
+        for _ in range(5):
+            await scene.finish(seconds=1.0)
         assert (len(scene.went), scene.admission.waiting, scene.admission.live) == (5, 0, 5)
         scene.now += 1000.0
-        for _ in range(5):
-            await scene.finish(tokens=0)
+        scene.read.set()
+        await settle()
         for _ in range(4):
             await scene.submit()
         with pytest.raises(Exhausted) as refusal:
