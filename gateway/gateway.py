@@ -27,7 +27,6 @@ from gateway.control import ControlServicer
 from gateway.frontend import Frontend
 from gateway.guide_check import GuideCheck
 from gateway.http_server import HttpServer
-from gateway.malformed import MalformedMessages
 from gateway.openai_http import openai_app
 from gateway.orchestrator import Orchestrator
 from gateway.reading import Reading
@@ -138,10 +137,7 @@ class _Gateway:
         options = self._options
         request_bytes_max = options.grpc_max_message_bytes
         grpc_server = server.create_server(
-            [
-                Guard(self._access.check, self._metrics.count_refusal),
-                MalformedMessages(request_bytes_max, self._metrics.count_refusal),
-            ],
+            [Guard(self._access.check, self._metrics.count_refusal, message_bytes_max=request_bytes_max)],
             # Above this gRPC itself refuses, without details.
             message_bytes_max=max(request_bytes_max, server.MESSAGE_BYTES_MAX),
             share_port=options.share_grpc_port,

@@ -2,16 +2,18 @@
 
 What a call must bring is the caller's to say. A message is not even read before the answer; no method can be forgotten,
 since none is named here but those that are open to everybody, and these get little: small messages, at once. What
-nobody serves is refused here, with our details.
+nobody serves, and what is no message of the method, is refused here, with our details: gRPC's own answers would be a
+status without them, or UNKNOWN with a Python class in its text.
 """
 
 import asyncio
 import inspect
-from collections.abc import Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable
 from dataclasses import dataclass
 from typing import Any, TypeAlias, cast
 
 import grpc
+from google.protobuf.message import DecodeError
 
 from service import status
 from service.errors import DeadlineExpired, FieldViolation, InvalidRequest, NotServed, ServiceError, TooLarge
@@ -46,12 +48,23 @@ Check = Callable[[Call], None]
 
 
 class Guard(grpc.aio.ServerInterceptor):
-    """The outermost interceptor of a server. A ServiceError that leaves a call is how it ends. on_refused: told of
-    each call whose message did not come; of those without a right, `check` knows."""
+    """The outermost interceptor of a server. A ServiceError that leaves a call is how it ends.
 
-    def __init__(self, check: Check, on_refused: Callable[[ServiceError], None] = lambda error: None) -> None:
+    message_bytes_max: what is larger is not parsed, since small things in a message grow when it is; None for what
+    the server takes in. on_refused: told of each call whose message did not come, or was none; of those without a
+    right, `check` knows, and those that are open to everybody are nobody's.
+    """
+
+    def __init__(
+        self,
+        check: Check,
+        on_refused: Callable[[ServiceError], None] = lambda error: None,
+        *,
+        message_bytes_max: int | None = None,
+    ) -> None:
         self._check = check
         self._on_refused = on_refused
+        self._message_bytes_max = message_bytes_max
 
     async def intercept_service(
         self, continuation: Continuation, handler_call_details: grpc.HandlerCallDetails
@@ -69,29 +82,26 @@ class Guard(grpc.aio.ServerInterceptor):
             Handler,
             make(
                 self._guarded(handler_call_details.method, handler),
-                request_deserializer=handler.request_deserializer if handler.request_streaming else None,
                 response_serializer=handler.response_serializer,
             ),
         )
 
     def _guarded(self, method: str, handler: "grpc.RpcMethodHandler[Any, Any]") -> Callable[..., Any]:
         is_open = method.startswith(OPEN_METHODS)
-        behaviour = _behaviour(handler)
+        bytes_max = OPEN_MESSAGE_BYTES_MAX if is_open else self._message_bytes_max
+        behaviour, parse = _behaviour(handler), _parser(handler, bytes_max)
 
         async def enter(messages: Any, context: Context) -> Any:
             """What the behaviour gets, once it is known that it may."""
             self._check(call_of(method, context))
             if handler.request_streaming:
-                return messages
+                return _parsed(messages, parse)
             try:
-                message = await _message(context, OPEN_MESSAGE_S if is_open else MESSAGE_S)
+                return parse(await _message(context, OPEN_MESSAGE_S if is_open else MESSAGE_S))
             except ServiceError as error:
                 if not is_open:
                     self._on_refused(error)
                 raise
-            if is_open and len(message) > OPEN_MESSAGE_BYTES_MAX:
-                raise TooLarge(_violation(f"at most {OPEN_MESSAGE_BYTES_MAX} bytes"))
-            return (handler.request_deserializer or bytes)(message)
 
         async def generate(messages: Any, context: Context) -> Any:
             try:
@@ -124,6 +134,27 @@ async def _message(context: Context, seconds: float) -> bytes:
     if message is grpc.aio.EOF:
         raise InvalidRequest(_violation("is missing"))
     return cast(bytes, message)
+
+
+def _parser(handler: "grpc.RpcMethodHandler[Any, Any]", bytes_max: int | None) -> Callable[[bytes], Any]:
+    """From the bytes of a message to what the behaviour gets. Raises InvalidRequest."""
+    deserialize: Callable[[bytes], Any] = handler.request_deserializer or bytes
+
+    def parse(message: bytes) -> Any:
+        if bytes_max is not None and len(message) > bytes_max:
+            raise TooLarge(_violation(f"at most {bytes_max} bytes"))
+        try:
+            return deserialize(message)
+        except DecodeError:
+            rule = "must be a message of this service, with valid UTF-8 in its texts"
+            raise InvalidRequest(_violation(rule)) from None
+
+    return parse
+
+
+async def _parsed(messages: AsyncIterator[bytes], parse: Callable[[bytes], Any]) -> AsyncIterator[Any]:
+    async for message in messages:
+        yield parse(message)
 
 
 def _violation(rule: str) -> FieldViolation:

@@ -17,12 +17,15 @@ import pytest
 from crossdock.v1 import control_pb2, control_pb2_grpc, inference_pb2, inference_pb2_grpc
 from tests.e2e.conftest import CONTROL_TOKEN, OPERATOR, ROOT, said_when_ready, spec, stream, tokens_of
 from tests.e2e.listening import listeners
+from tests.fakes.shallow_model import LAYERS
 from tests.fakes.tcp_proxy import TcpProxy
 
 SOURCE_BLOCKS, TARGET_BLOCKS, BLOCK = 72, 128, 16
 TOKENS_MAX = 1100
 """Of one sequence, at a decode worker."""
 LOOKS_MAX = 20_000
+TOKEN_BYTES = LAYERS * 2 * 3 * 64 * 2
+"""Keys and values of 3 heads of 64 in each layer, in bfloat16."""
 BREATH_S = 0.005
 """Between two looks at what comes to stay, so that looking does not hold it up."""
 SOURCES, TARGETS = ("p0", "p1"), ("d0", "d1")
@@ -61,7 +64,8 @@ def same(answer, golden):
 class Rig:
     """links: the proxy before each decode worker, by name. first_status: of the workers, before anything was done."""
 
-    def __init__(self):
+    def __init__(self, model):
+        self.model = model
         self.links = {name: TcpProxy() for name in TARGETS}
         self.processes = {}
         self.addresses = {}
@@ -77,7 +81,7 @@ class Rig:
         )
 
     def start_worker(self, name):
-        flags = ("--worker-id", name, "--listen", "127.0.0.1:0")
+        flags = (*self.model, "--worker-id", name, "--listen", "127.0.0.1:0")
         if name in SOURCES:
             self.start(name, "prefill-worker", *flags, f"--num-gpu-blocks-override={SOURCE_BLOCKS}")
             return
@@ -124,6 +128,11 @@ class Rig:
             yield
         finally:
             self.processes[name].send_signal(signal.SIGCONT)
+
+    def slow(self, tokens_per_s):
+        """Keys and values of no more tokens get to each decode worker."""
+        for link in self.links.values():
+            link.forth.bytes_per_s = tokens_per_s * TOKEN_BYTES
 
     def clear_up(self):
         for link in self.links.values():
@@ -198,8 +207,8 @@ class Rig:
 
 
 @pytest.fixture(scope="session")
-async def shared_rig():
-    rig = Rig()
+async def shared_rig(shallow_model):
+    rig = Rig(shallow_model)
     try:
         for name in (*SOURCES, *TARGETS):
             rig.start_worker(name)

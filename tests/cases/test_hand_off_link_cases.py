@@ -78,8 +78,7 @@ async def test_case_02_what_only_the_decode_workers_refuse_is_refused_before_any
 async def test_case_03_a_link_silent_for_longer_than_the_lease_changes_no_answer(rig):
     others = [wish(words, 150, 6) for words in range(10, 18)]
     golden = [await rig.golden(each) for each in (MIDDLE, *others)]
-    for link in rig.links.values():
-        link.forth.bytes_per_s = 4e6
+    rig.slow(tokens_per_s=170)
     victim = asyncio.create_task(stream(rig.channel, cold(MIDDLE)))
     link = rig.links[await bound(rig)]
     rig.clear_up()
@@ -122,8 +121,7 @@ async def test_case_04_500_requests_cancelled_around_their_first_token_leave_not
 
 
 async def test_case_06_frames_that_come_after_a_cancel_are_dropped(rig):
-    for link in rig.links.values():
-        link.forth.bytes_per_s = 4e6
+    rig.slow(tokens_per_s=170)
     call = rig.call(cold(MIDDLE))
     link = rig.links[await bound(rig)]
     link.forth.hold()
@@ -153,8 +151,7 @@ async def test_case_07_2000_submissions_and_cancels_of_8_clients_crash_nobody(ri
 async def test_case_09_a_cut_link_costs_a_transfer_and_no_answer(rig):
     golden = await rig.golden(MIDDLE)
     before = await rig.until_idle()
-    for link in rig.links.values():
-        link.forth.bytes_per_s = 4e6
+    rig.slow(tokens_per_s=170)
     answer = asyncio.create_task(stream(rig.channel, cold(MIDDLE)))
     rig.links[await bound(rig)].cut()
     rig.clear_up()
@@ -191,8 +188,7 @@ async def test_case_14_300_cancels_in_mid_transfer_change_nobody_elses_answer(ri
             await first_token(call)
             call.cancel()
 
-    for link in rig.links.values():
-        link.forth.bytes_per_s = 20e6
+    rig.slow(tokens_per_s=870)
     beside = [asyncio.create_task(go_on(each)) for each in others]
     await asyncio.gather(*(cancel(number) for number in range(4)))
     over.set()
@@ -223,8 +219,7 @@ async def test_case_20_blocks_that_a_slow_link_still_reads_are_not_reused_and_al
     assert len(SOURCES) * SOURCE_BLOCKS < blocks <= len(TARGETS) * TARGET_BLOCKS
     for each in wishes:
         await rig.golden(each)
-    for link in rig.links.values():
-        link.forth.bytes_per_s = 15e6
+    rig.slow(tokens_per_s=650)
     await rig.require_exact(*map(cold, wishes))
 
 
@@ -242,8 +237,7 @@ async def test_case_22_a_decode_worker_waits_for_the_last_block_and_the_client_h
     """And case 79: the first token is seen before the commit."""
     golden = await rig.golden(MIDDLE)
     before = await rig.until_idle()
-    for link in rig.links.values():
-        link.forth.bytes_per_s = 2.5e6
+    rig.slow(tokens_per_s=110)
     call = rig.call(cold(MIDDLE))
     link = rig.links[await bound(rig)]
     await first_token(call)

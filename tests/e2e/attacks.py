@@ -165,6 +165,8 @@ def send(listener, data):
     be meant for the other end comes last: its answer says that all before it were taken."""
     with zmq.Context.instance().socket(zmq.DEALER) as raw:
         raw.setsockopt(zmq.LINGER, 0)
+        # Who sends again what was cut off, and closes in the midst of it, is ended by an assertion in libzmq 4.3.5.
+        raw.setsockopt(zmq.RECONNECT_IVL, 100 * ANSWER_MS)
         monitor = raw.get_monitor_socket(HANDSHAKES | zmq.Event.DISCONNECTED)
         monitor.setsockopt(zmq.RCVTIMEO, ANSWER_MS)
         raw.connect(listener.zmq_endpoint())

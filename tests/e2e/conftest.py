@@ -113,29 +113,30 @@ def running_stack(*flags):
 
 
 @pytest.fixture(scope="session")
-def coarse_stack():
-    """As the exact one, but that it computes prompts in chunks of 16 tokens."""
-    flags = ("--dtype", "float32", "--kv-cache-memory-bytes", "256MiB")
+def coarse_stack(shallow_model):
+    """As the narrow one, but that it computes prompts in chunks of 16 tokens."""
+    flags = (*shallow_model, "--kv-cache-memory-bytes", "64MiB")
     with running_stack(*flags, "--prefill-max-num-batched-tokens", "16") as stack:
         yield stack
 
 
 @pytest.fixture(scope="session")
-def forgetful_stack():
-    """As the exact one, but that it computes prompts in chunks of 64 tokens, finds none of them again, and begins steps
-    before the tokens of the last one are read."""
-    flags = ("--dtype", "float32", "--kv-cache-memory-bytes", "256MiB", "--async-scheduling")
+def forgetful_stack(shallow_model):
+    """As the narrow one, but that it computes prompts in chunks of 64 tokens, finds none of them again, and begins
+    steps before the tokens of the last one are read."""
+    flags = (*shallow_model, "--kv-cache-memory-bytes", "64MiB", "--async-scheduling")
     more = ("--prefill-max-num-batched-tokens", "64", "--no-enable-prefix-caching")
     with running_stack(*flags, *more) as stack:
         yield stack
 
 
 @pytest.fixture(scope="session")
-async def wide_stack():
-    """The default dtype, two workers of each role. Tests may kill these, and wait until all are ready again.
+async def wide_stack(shallow_model):
+    """Shallow, the default dtype, two workers of each role. Tests may kill these, and wait until all are ready again.
 
     Its first requests were 16 short ones at once, before any worker had measured how fast it is."""
-    with running_stack("--prefill", "2", "--decode", "2", "--kv-cache-memory-bytes", "256MiB") as stack:
+    flags = ("--prefill", "2", "--decode", "2", "--kv-cache-memory-bytes", "64MiB")
+    with running_stack(*shallow_model, *flags) as stack:
         stop = inference_pb2.StopConditions(ignore_eos=True)
         short = [spec(tokens_of(n, 40), sampling={"max_tokens": 8}, stop=stop) for n in range(16)]
         async with grpc.aio.insecure_channel(stack.grpc) as channel:
@@ -155,9 +156,9 @@ def small_stack():
 
 
 @pytest.fixture(scope="session")
-def narrow_stack():
-    """The default dtype, one worker of each role. Tests may kill these, and wait until both are ready again."""
-    with running_stack("--kv-cache-memory-bytes", "256MiB") as stack:
+def narrow_stack(shallow_model):
+    """Shallow, the default dtype, one worker of each role. Tests may kill these, and wait for them again."""
+    with running_stack(*shallow_model, "--kv-cache-memory-bytes", "64MiB") as stack:
         yield stack
 
 

@@ -36,8 +36,8 @@ class Fleet:
         self._environ = os.environ | {"CROSSDOCK_TICKET_KEY": secrets.token_hex(32)}
         self.processes = {}
 
-    def start(self):
-        worker = ("--listen", "127.0.0.1:0", "--kv-cache-memory-bytes", "128MiB")
+    def start(self, model):
+        worker = (*model, "--listen", "127.0.0.1:0", "--kv-cache-memory-bytes", "64MiB")
         self._spawn("p", "prefill-worker", "--worker-id", "p", *worker)
         self._spawn("d", "decode-worker", "--worker-id", "d", *worker, "--kv-listen", "tcp://127.0.0.1:0")
         workers = ("--prefill-workers", self._ready("p"), "--decode-workers", self._ready("d"))
@@ -70,12 +70,12 @@ def certificates(tmp_path_factory):
 
 
 @pytest.fixture(scope="module")
-def mesh(tmp_path_factory, certificates):
+def mesh(tmp_path_factory, certificates, shallow_model):
     """The fleet, and the Envoy before it once that finds both gateways healthy."""
     with ExitStack() as stack:
         fleet = Fleet(certificates)
         stack.callback(fleet.close)
-        fleet.start()
+        fleet.start(shallow_model)
         folder = tmp_path_factory.mktemp("envoy")
         envoy = stack.enter_context(running_envoy(folder, list(fleet.gateways), certificates))
         envoy.until(lambda hosts: len(hosts) == 2 and all(well for well, _ in hosts.values()))

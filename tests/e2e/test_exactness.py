@@ -15,7 +15,6 @@ from decode_worker.policy import DecodePolicy
 from engine.assembly import assemble
 from engine.sequence import SamplingParams, Sequence, StopRules
 from engine.wishes import EngineWishes
-from service.model_source import resolve_model
 from tests.e2e.conftest import running_stack, spec, stream
 
 GOLDEN = [
@@ -73,10 +72,10 @@ async def watched_answers(channel, others):
 
 
 async def test_an_answer_is_the_same_alone_and_in_a_crowd_whatever_the_chunk(
-    exact_stack, coarse_stack, forgetful_stack
+    narrow_stack, coarse_stack, forgetful_stack
 ):
     """The chunks of the first one are longer than the prompt."""
-    async with grpc.aio.insecure_channel(exact_stack.grpc) as channel:
+    async with grpc.aio.insecure_channel(narrow_stack.grpc) as channel:
         alone = await watched_answers(channel, others=0)
         assert await watched_answers(channel, others=16) == alone
     assert alone[0][0] != alone[1][0], "the seeded answer is not the greedy one"
@@ -97,11 +96,20 @@ def single_engine_answer(prompt, count, wishes):
     return [each.token for each in sampled], [each.logprob for each in sampled]
 
 
-async def test_keys_and_values_in_int8_that_are_handed_over_give_the_answer_of_one_engine():
-    model = resolve_model("smollm2-135m-instruct")
-    wishes = EngineWishes(model=model, dtype=torch.float32, kv_dtype=torch.int8, num_blocks=32)
+async def test_keys_and_values_in_int8_that_are_handed_over_give_the_answer_of_one_engine(
+    shallow_model_path, shallow_model
+):
+    wishes = EngineWishes(model=shallow_model_path, dtype=torch.float32, kv_dtype=torch.int8, num_blocks=32)
     tokens, logprobs = single_engine_answer(WATCHED, 16, wishes)
-    flags = ("--dtype", "float32", "--kv-cache-dtype", "int8", "--kv-cache-memory-bytes", "64MiB")
+    flags = (
+        *shallow_model,
+        "--dtype",
+        "float32",
+        "--kv-cache-dtype",
+        "int8",
+        "--kv-cache-memory-bytes",
+        "64MiB",
+    )
     with running_stack(*flags) as stack:
         async with grpc.aio.insecure_channel(stack.grpc) as channel:
             asked = spec(WATCHED, sampling=WATCHED_SAMPLING[0], output=WITH_LOGPROBS)

@@ -20,13 +20,12 @@ OWN_CONNECTION = (("grpc.use_local_subchannel_pool", 1),)
 
 
 @pytest.fixture(scope="module")
-def pair():
+def pair(shallow_model):
     """All connections to one of the two: once in 32,768 runs."""
     with socket.create_server(("127.0.0.1", 0)) as listener:
         port = listener.getsockname()[1]
-    with running_stack(
-        "--gateways", "2", "--grpc-port", str(port), "--kv-cache-memory-bytes", "128MiB"
-    ) as stack:
+    flags = ("--gateways", "2", "--grpc-port", str(port), "--kv-cache-memory-bytes", "64MiB")
+    with running_stack(*shallow_model, *flags) as stack:
         yield stack
 
 

@@ -59,12 +59,20 @@ class Apart(Stack):
 
 
 @pytest.fixture(scope="module")
-def apart_stack():
+def apart_stack(shallow_model):
     environ = os.environ | {
         "CROSSDOCK_TICKET_KEY": secrets.token_hex(32),
         "CROSSDOCK_CONTROL_TOKEN": CONTROL_TOKEN,
     }
-    engine = ("--dtype", "float32", "--kv-cache-memory-bytes", "128MiB", "--listen", "127.0.0.1:0")
+    engine = (
+        *shallow_model,
+        "--dtype",
+        "float32",
+        "--kv-cache-memory-bytes",
+        "64MiB",
+        "--listen",
+        "127.0.0.1:0",
+    )
     processes = {}
 
     def start(name, verb, *flags):

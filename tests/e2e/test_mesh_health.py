@@ -62,10 +62,10 @@ def watch(channel, service):
 class Held:
     """One worker of each role and a gateway. The step thread of the decode worker can be held."""
 
-    def __init__(self):
+    def __init__(self, model):
         secret = {"CROSSDOCK_TICKET_KEY": secrets.token_hex(32), "CROSSDOCK_CONTROL_TOKEN": CONTROL_TOKEN}
         self._environ, self.processes, self.at = os.environ | secret, {}, {}
-        worker = ("--num-gpu-blocks-override=64", "--listen=127.0.0.1:0", "--shutdown-timeout=1")
+        worker = (*model, "--num-gpu-blocks-override=64", "--listen=127.0.0.1:0", "--shutdown-timeout=1")
         self._start("p", "commands.main", "prefill-worker", "--worker-id=p", *worker)
         kv = "--kv-listen=tcp://127.0.0.1:0"
         self._start("d", "tests.fakes.held_worker", "decode-worker", "--worker-id=d", *worker, kv)
@@ -101,8 +101,8 @@ class Held:
 
 
 @pytest.fixture
-def held():
-    held = Held()
+def held(shallow_model):
+    held = Held(shallow_model)
     try:
         yield held
     finally:

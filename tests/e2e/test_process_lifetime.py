@@ -38,8 +38,8 @@ def test_an_unknown_model_is_one_clear_line_and_exit_code_2():
 
 
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM, signal.SIGINT])
-def test_when_serve_ends_by_any_signal_its_children_are_gone(number):
-    with running_stack("--num-gpu-blocks-override", "64") as stack:
+def test_when_serve_ends_by_any_signal_its_children_are_gone(number, shallow_model):
+    with running_stack(*shallow_model, "--num-gpu-blocks-override", "64") as stack:
         pids = stack.children()
         assert set(pids) == {"gateway", "prefill-0", "decode-0"}
         watched = [os.pidfd_open(pid) for pid in pids.values()]

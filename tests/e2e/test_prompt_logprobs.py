@@ -56,12 +56,12 @@ async def test_an_echo_adds_up_to_what_generation_says_of_the_same_tokens(exact_
 
 
 async def test_they_are_the_same_whatever_the_chunk_and_whoever_computes_them(
-    exact_stack, coarse_stack, forgetful_stack
+    narrow_stack, coarse_stack, forgetful_stack
 ):
     prompts = [LONG, LONG[:40], tokens_of(5, 129)]
-    alone = [(await scored(exact_stack, prompt))[0] for prompt in prompts]
+    alone = [(await scored(narrow_stack, prompt))[0] for prompt in prompts]
     assert [[each.token_id for each in told] for told in alone] == [prompt[1:] for prompt in prompts]
-    assert await scored(exact_stack, *prompts) == alone
+    assert await scored(narrow_stack, *prompts) == alone
     for stack in (coarse_stack, forgetful_stack):
         assert await scored(stack, *prompts) == alone
 

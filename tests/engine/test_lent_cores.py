@@ -212,8 +212,8 @@ def test_cores_that_come_and_go_change_no_bit_of_any_product(lending, rows, inpu
 
 
 @pytest.mark.parametrize("mode", ["bfloat16", "gguf"])
-def test_cores_that_come_and_go_change_no_bit_of_any_answer(board, mode):
-    wanted = answers(engine_of(MODES[mode], 256), 64, crowd=4)
-    engine = engine_of(MODES[mode], 256, cores=share(board))
+def test_cores_that_come_and_go_change_no_bit_of_any_answer(board, mode, shallow_model_path):
+    wanted = answers(engine_of(shallow_model_path, MODES[mode]), 64, crowd=4)
+    engine = engine_of(shallow_model_path, MODES[mode], cores=share(board))
     with restless(board, seed=1), crowded(CORES[1]):
         assert answers(engine, 64, crowd=4) == wanted

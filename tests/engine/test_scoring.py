@@ -1,4 +1,4 @@
-"""The real model: how likely a prompt's tokens are is one list, to the bit, however they come to be computed."""
+"""How likely a prompt's tokens are is one list, to the bit, however they come to be computed."""
 
 import json
 from pathlib import Path
@@ -12,7 +12,6 @@ from engine.errors import NonFiniteLogits
 from engine.scoring import ROWS_MAX
 from engine.sequence import SamplingParams, Sequence, StopRules
 from engine.wishes import EngineWishes
-from service.model_source import resolve_model
 from tests.engine.test_exactness import tokens_of
 
 GOLDEN = [
@@ -25,18 +24,18 @@ PROMPT = tokens_of(50792, LENGTH)
 
 
 @pytest.fixture(scope="module", params=[torch.float32, torch.bfloat16], ids=str)
-def core(request):
-    return core_of(request.param)
+def core(request, shallow_model_path):
+    return core_of(shallow_model_path, request.param)
 
 
 @pytest.fixture(scope="module")
-def exact_core():
-    return core_of(torch.float32)
+def exact_core(default_model_path):
+    return core_of(default_model_path, torch.float32)
 
 
-def core_of(dtype, kv_dtype=None):
+def core_of(model, dtype, kv_dtype=None):
     wishes = EngineWishes(
-        model=resolve_model("smollm2-135m-instruct"),
+        model=model,
         dtype=dtype,
         kv_dtype=kv_dtype,
         max_model_len=512,
@@ -167,8 +166,8 @@ def test_without_alternatives_only_the_tokens_themselves_are_told(core):
     assert {each.top for each in scores} == {()}
 
 
-def test_keys_and_values_in_int8_give_one_list_too():
-    core = core_of(torch.float32, torch.int8)
+def test_keys_and_values_in_int8_give_one_list_too(shallow_model_path):
+    core = core_of(shallow_model_path, torch.float32, torch.int8)
     assert run(core, sequence_of(core, "r", PROMPT), budget_tokens=16)[0]["r"] == alone(core)
 
 

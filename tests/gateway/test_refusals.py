@@ -7,7 +7,6 @@ import pytest
 
 from crossdock.v1 import inference_pb2, inference_pb2_grpc
 from gateway.access import Access
-from gateway.malformed import MalformedMessages
 from gateway.servicer import InferenceServicer
 from service import guard
 from service.server import bind, create_server
@@ -32,7 +31,7 @@ def frontend(frontend_over, scripted, admission_of):
 @pytest.fixture
 async def channel(frontend):
     count = frontend.metrics.count_refusal
-    server = create_server([guard.Guard(lambda call: None, count), MalformedMessages(1000, count)])
+    server = create_server([guard.Guard(lambda call: None, count, message_bytes_max=1000)])
     servicer = InferenceServicer(frontend, Access())
     inference_pb2_grpc.add_InferenceServiceServicer_to_server(servicer, server)
     port = bind(server, "127.0.0.1:0")

@@ -11,10 +11,10 @@ from grpc_status import rpc_status
 
 from crossdock.v1 import inference_pb2, inference_pb2_grpc
 from gateway.access import Access
-from gateway.malformed import MalformedMessages
 from gateway.request import EndReason
 from gateway.servicer import InferenceServicer
 from service.errors import Exhausted, Unavailable
+from service.guard import Guard
 from service.server import bind, create_server
 
 EVENT_S = 10.0
@@ -24,7 +24,7 @@ METHODS = ["Generate", "GenerateStream", "Tokenize", "Detokenize", "ListModels"]
 
 @asynccontextmanager
 async def serving(frontend, *, on_refused=lambda refusal: None, **given):
-    server = create_server([MalformedMessages(REQUEST_BYTES_MAX, on_refused)])
+    server = create_server([Guard(lambda call: None, on_refused, message_bytes_max=REQUEST_BYTES_MAX)])
     servicer = InferenceServicer(frontend, Access(), **given)
     inference_pb2_grpc.add_InferenceServiceServicer_to_server(servicer, server)
     port = bind(server, "127.0.0.1:0")

@@ -17,11 +17,11 @@ from smg_grpc_proto.generated import common_pb2
 from gateway import vllm_engine, vllm_messages
 from gateway.access import Access
 from gateway.calls import no_trailer
-from gateway.malformed import MalformedMessages
 from gateway.request import EndReason
 from gateway.tokenizer import load_tokenizer
 from gateway.utilization import EngineLoad
 from service.errors import Exhausted, NotServed
+from service.guard import Guard
 from service.scores import Scores
 from service.server import bind, create_server
 from service.status import from_rpc_error
@@ -35,7 +35,7 @@ NOT_OFFERED = {"Embed", "FlushCache", "StartProfile", "StopProfile", "SubscribeK
 
 @asynccontextmanager
 async def engine(frontend):
-    server = create_server([MalformedMessages(100_000)])
+    server = create_server([Guard(lambda call: None, message_bytes_max=100_000)])
     vllm_engine.register(server, frontend, Access(), no_trailer, lambda: LOAD)
     port = bind(server, "127.0.0.1:0")
     await server.start()

@@ -20,7 +20,7 @@ from tests.security.certificates import Authority
 
 CONTROL_TOKEN = "operators only"
 OPERATOR = "operator.example"
-ENGINE = ("--dtype", "float32", "--kv-cache-memory-bytes", "128MiB")
+ENGINE = ("--dtype", "float32", "--kv-cache-memory-bytes", "64MiB")
 
 
 @pytest.fixture(scope="session")
@@ -29,10 +29,10 @@ def authority(tmp_path_factory):
 
 
 class Secured:
-    """Three processes, and what is needed to reach them. keys: an API key by tenant."""
+    """Three processes, and what is needed to reach them. keys: an API key by tenant. engine: flags of both workers."""
 
-    def __init__(self, folder, authority):
-        self.folder, self.authority = folder, authority
+    def __init__(self, folder, authority, engine):
+        self.folder, self.authority, self.engine = folder, authority, engine
         self.key_file = folder / "api-keys"
         self.keys = {tenant: api_keys.make(self.key_file, tenant) for tenant in ("acme", "zeta")}
         self.ticket_key = secrets.token_hex(32)
@@ -81,12 +81,12 @@ class Secured:
 
 
 @contextmanager
-def secured(folder, authority):
-    stack = Secured(folder, authority)
+def secured(folder, authority, model):
+    stack = Secured(folder, authority, (*model, *ENGINE))
     try:
-        stack.start("p", "prefill-worker", "--worker-id=p", *ENGINE, "--listen=127.0.0.1:0")
+        stack.start("p", "prefill-worker", "--worker-id=p", *stack.engine, "--listen=127.0.0.1:0")
         kv = ("--listen=127.0.0.1:0", "--kv-listen=tcp://127.0.0.1:0")
-        stack.start("d", "decode-worker", "--worker-id=d", *ENGINE, *kv)
+        stack.start("d", "decode-worker", "--worker-id=d", *stack.engine, *kv)
         stack.start(
             "gateway",
             "gateway",
@@ -111,8 +111,8 @@ def secured(folder, authority):
 
 
 @pytest.fixture(scope="session")
-def stack(tmp_path_factory, authority):
-    with secured(tmp_path_factory.mktemp("secured"), authority) as stack:
+def stack(tmp_path_factory, authority, shallow_model):
+    with secured(tmp_path_factory.mktemp("secured"), authority, shallow_model) as stack:
         yield stack
 
 

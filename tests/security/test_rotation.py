@@ -14,12 +14,12 @@ from crossdock.client import AsyncClient, Generation, RequestError
 from gateway import api_keys
 from tests.security.conftest import secured
 
-LONG = Generation(max_tokens=200, temperature=0.0, ignore_eos=True)
+LONG = Generation(max_tokens=1500, temperature=0.0, ignore_eos=True)
 
 
 @pytest.fixture(scope="module")
-def own_stack(tmp_path_factory, authority):
-    with secured(tmp_path_factory.mktemp("rotating"), authority) as stack:
+def own_stack(tmp_path_factory, authority, shallow_model):
+    with secured(tmp_path_factory.mktemp("rotating"), authority, shallow_model) as stack:
         yield stack
 
 
@@ -121,7 +121,7 @@ async def test_certificates_are_replaced_while_a_stream_goes_on(own_stack):
             assert now == ssl.PEM_cert_to_DER_cert(renewed.pem().decode())
         async for delta in stream:
             tokens += delta.token_ids
-    assert len(tokens) == 200
+    assert len(tokens) == LONG.max_tokens
     assert all(process.poll() is None for process in own_stack.processes.values())
 
 
@@ -140,7 +140,7 @@ async def test_a_worker_that_comes_back_under_another_certificate_is_attached_ag
     own_stack.processes["d"].terminate()
     await asyncio.to_thread(own_stack.processes["d"].wait, 30)
     host = own_stack.said["d"]["grpc"]
-    flags = ("--worker-id=d", "--dtype=float32", "--kv-cache-memory-bytes=128MiB", f"--listen={host}")
+    flags = ("--worker-id=d", *own_stack.engine, f"--listen={host}")
     own_stack.start("d", "decode-worker", *flags, "--kv-listen=tcp://127.0.0.1:0")
     await asyncio.to_thread(own_stack.ready, "d")
     async with client(own_stack, own_stack.keys["acme"]) as each:

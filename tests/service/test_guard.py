@@ -5,6 +5,7 @@ import asyncio
 
 import grpc
 import pytest
+from google.protobuf.message import DecodeError
 from grpc import StatusCode
 
 from service import guard
@@ -13,6 +14,9 @@ from service.guard import call_of
 from service.server import bind, create_server
 from service.status import from_rpc_error
 from tests.fakes.raw_peer import raw_peer
+
+MESSAGE_BYTES_MAX = 1 << 20
+GARBAGE = b"no message"
 
 
 class Context:
@@ -66,6 +70,8 @@ class Methods(grpc.GenericRpcHandler):
 
     def parse(self, message):
         self.parsed.append(message)
+        if message == GARBAGE:
+            raise DecodeError
         return message.decode()
 
     async def unary(self, request, context):
@@ -102,7 +108,12 @@ class Guarded:
             if not call.method.startswith(guard.OPEN_METHODS) and call.authorization != "right":
                 raise Unauthorised("no key")
 
-        self.methods, self.server = Methods(), create_server([guard.Guard(check)])
+        self.methods, self.server = (
+            Methods(),
+            create_server(
+                [guard.Guard(check, message_bytes_max=MESSAGE_BYTES_MAX)], message_bytes_max=16 << 20
+            ),
+        )
         self.server.add_generic_rpc_handlers((self.methods,))
         self.port = bind(self.server, "127.0.0.1:0")
 
@@ -195,6 +206,28 @@ async def test_a_call_without_its_message_is_refused(guarded, name):
     async with guarded.channel() as channel:
         answer = channel.stream_unary(f"/test/{name}")(iter([]), **RIGHT)
         assert await code_of(answer) is StatusCode.INVALID_ARGUMENT
+
+
+@pytest.mark.parametrize("name", [*ONE_MESSAGE, "Collects", "Echoes"])
+async def test_what_is_no_message_of_the_method_is_refused_with_our_details_and_logged_by_nobody(
+    guarded, name, caplog
+):
+    async with guarded.channel() as channel:
+        method = channel.stream_unary if name in ("Unary", "Collects") else channel.stream_stream
+        asked = method(f"/test/{name}")(iter([GARBAGE]), **RIGHT)
+        with pytest.raises(grpc.aio.AioRpcError) as refusal:
+            await (asked if name in ("Unary", "Collects") else asked.read())
+    assert "message of this service" in from_rpc_error(refusal.value).violations[0].description
+    assert refusal.value.code() is StatusCode.INVALID_ARGUMENT and not caplog.records
+
+
+async def test_what_is_larger_than_a_message_may_be_is_not_parsed(guarded):
+    async with guarded.channel() as channel:
+        assert await code_of(call(channel, "Unary", b"x" * (MESSAGE_BYTES_MAX + 1), **RIGHT)) is (
+            StatusCode.RESOURCE_EXHAUSTED
+        )
+        assert guarded.methods.parsed == []
+        assert await call(channel, "Unary", b"x" * MESSAGE_BYTES_MAX, **RIGHT) == b"x" * MESSAGE_BYTES_MAX
 
 
 @pytest.mark.parametrize("name", ONE_MESSAGE)
