@@ -32,7 +32,7 @@ class Times:
 
 
 def spec(tokens: int, count: int, seed: int) -> pb.GenerationSpec:
-    ids = [random.Random(seed).randrange(1000, 40000) for _ in range(tokens)]
+    ids = random.Random(seed).choices(range(1000, 40000), k=tokens)
     return pb.GenerationSpec(
         token_ids=pb.TokenIds(ids=ids),
         sampling=pb.SamplingParams(temperature=0, max_tokens=count),

@@ -209,7 +209,7 @@ async def stream(channel, generation_spec, timeout=60):
 
 def tokens_of(seed, length):
     """A prompt of ordinary words that mean nothing together."""
-    return [random.Random(seed).randrange(1000, 40000) for _ in range(length)]
+    return random.Random(seed).choices(range(1000, 40000), k=length)
 
 
 NEIGHBOUR = spec(

@@ -15,7 +15,7 @@ from decode_worker.policy import DecodePolicy
 from engine.assembly import assemble
 from engine.sequence import SamplingParams, Sequence, StopRules
 from engine.wishes import EngineWishes
-from tests.e2e.conftest import running_stack, spec, stream
+from tests.e2e.conftest import running_stack, spec, stream, tokens_of
 
 GOLDEN = [
     json.loads(line)
@@ -48,7 +48,7 @@ async def test_every_golden_prompt_streams_the_golden_tokens(exact_stack):
             assert answer.text == shown
 
 
-WATCHED = [random.Random(1).randrange(1000, 40000) for _ in range(150)]
+WATCHED = tokens_of(1, 150)
 WATCHED_SAMPLING = ({"max_tokens": 16}, {"max_tokens": 16, "temperature": 1.0, "seed": 7, "top_p": 0.95})
 
 
@@ -58,7 +58,7 @@ async def watched_answers(channel, others):
         stream(
             channel,
             spec(
-                [random.Random(n).randrange(1000, 40000) for _ in range(5 + 9 * n)],
+                tokens_of(n, 5 + 9 * n),
                 sampling={"max_tokens": 12, "temperature": 0.8, "seed": n},
             ),
         )

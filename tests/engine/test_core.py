@@ -44,7 +44,7 @@ def run_to_end(core):
 
 
 def prompt_of(seed, length):
-    return [random.Random(seed).randrange(VOCAB) for _ in range(length)]
+    return random.Random(seed).choices(range(VOCAB), k=length)
 
 
 @pytest.mark.parametrize("budget", [1, 3, 16, 1000])

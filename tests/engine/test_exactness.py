@@ -33,7 +33,7 @@ SEEDED = SamplingParams(
 
 
 def tokens_of(seed, length):
-    return [random.Random(seed).randrange(1000, 40000) for _ in range(length)]
+    return random.Random(seed).choices(range(1000, 40000), k=length)
 
 
 def engine_of(model, mode, threads=1, cores=ANY_CORES, **more):

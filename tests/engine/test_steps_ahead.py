@@ -65,7 +65,7 @@ def sequence_of(core, name, prompt, count, *, arrived=0.0, sampling=None, **rule
 
 
 def prompt_of(seed, length):
-    return [random.Random(seed).randrange(VOCAB) for _ in range(length)]
+    return random.Random(seed).choices(range(VOCAB), k=length)
 
 
 def run(core, until=lambda step: False):

@@ -19,7 +19,7 @@ NOTICE_S = 0.002
 
 
 def prompt_of(seed, length):
-    return tuple(random.Random(seed).randrange(VOCAB) for _ in range(length))
+    return tuple(random.Random(seed).choices(range(VOCAB), k=length))
 
 
 def wish(seed, length, count, at=STARTED_S, **changes):

@@ -10,7 +10,7 @@ from tests.fakes.world import GATEWAY, World
 
 
 def prompt_of(seed, length):
-    return [random.Random(seed).randrange(VOCAB) for _ in range(length)]
+    return random.Random(seed).choices(range(VOCAB), k=length)
 
 
 def test_books_that_do_not_add_up_say_so():
