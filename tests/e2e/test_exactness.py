@@ -72,12 +72,13 @@ async def watched_answers(channel, others):
 
 
 async def test_an_answer_is_the_same_alone_and_in_a_crowd_whatever_the_chunk(
-    narrow_stack, coarse_stack, forgetful_stack
+    exact_stack, narrow_stack, coarse_stack, forgetful_stack
 ):
-    """The chunks of the first one are longer than the prompt."""
-    async with grpc.aio.insecure_channel(narrow_stack.grpc) as channel:
-        alone = await watched_answers(channel, others=0)
-        assert await watched_answers(channel, others=16) == alone
+    """The chunks of the first two are longer than the prompt; the others have the model of the second."""
+    for stack in (exact_stack, narrow_stack):
+        async with grpc.aio.insecure_channel(stack.grpc) as channel:
+            alone = await watched_answers(channel, others=0)
+            assert await watched_answers(channel, others=16) == alone
     assert alone[0][0] != alone[1][0], "the seeded answer is not the greedy one"
     for stack in (coarse_stack, forgetful_stack):
         async with grpc.aio.insecure_channel(stack.grpc) as channel:

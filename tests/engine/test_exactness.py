@@ -75,9 +75,12 @@ SMALL = hf.LlamaConfig(
 )
 
 
-@pytest.fixture(scope="module", params=MODES.values(), ids=MODES)
-def engine(request, shallow_model_path):
-    return engine_of(shallow_model_path, request.param)
+@pytest.fixture(scope="module", params=["default", *MODES])
+def engine(request, default_model_path, shallow_model_path):
+    """The default model as it is served, and in each mode with few of its layers."""
+    if request.param == "default":
+        return engine_of(default_model_path, MODES["gguf"])
+    return engine_of(shallow_model_path, MODES[request.param])
 
 
 @pytest.fixture(scope="module", params=PACKINGS.values(), ids=PACKINGS)
@@ -124,6 +127,7 @@ def test_an_answer_is_the_same_in_a_crowd_of_16_and_with_every_chunk_size(engine
     assert [len(each) for each in alone] == [10, 10]
     assert [each.token for each in alone[0]] != [each.token for each in alone[1]]
     for chunk in (16, 64, 512):
+        assert answers(engine, chunk, crowd=0) == alone, f"alone, chunks of {chunk}"
         assert answers(engine, chunk, crowd=16) == alone, f"in a crowd, chunks of {chunk}"
 
 

@@ -17,7 +17,8 @@ from tests.e2e.conftest import tokens_of
 from tests.security.conftest import CONTROL_TOKEN
 
 LENGTH = 200
-GUESSES = 20_000
+GUESSES, LOOKS = 20_000, 15
+"""At each guess so many, one in each round, of which the quickest counts: what else the machine does only adds."""
 CORRELATED = 0.1
 """Of ranks; the chance of it between what is not is far below one in a million with so many guesses."""
 
@@ -135,7 +136,7 @@ def test_the_search_for_timing_finds_a_comparison_that_stops_early(tmp_path):
                 return None
         return "acme"
 
-    assert correlation(right, leaky) > 3 * CORRELATED
+    assert correlation(right, leaky) > 5 * CORRELATED
 
 
 def correlation(right, look):
@@ -144,13 +145,18 @@ def correlation(right, look):
     start = right.rindex("_") + 1 if right.count("_") == 2 else right.index("_", 4) + 1
     shared = [dice.randrange(32) for _ in range(GUESSES)]
     guesses = [_guess(right, start + count, dice) for count in shared]
-    nanoseconds = []
-    for guess in guesses:
-        begin = time.perf_counter_ns()
-        found = look(guess)
-        nanoseconds.append(time.perf_counter_ns() - begin)
-        assert found is None
+    rounds = [[_taken(look, guess) for guess in guesses] for _ in range(LOOKS)]
+    nanoseconds = np.min(rounds, axis=0)
     return float(np.corrcoef(_ranks(shared), _ranks(nanoseconds))[0, 1])
+
+
+def _taken(look, guess):
+    """Nanoseconds."""
+    begin = time.perf_counter_ns()
+    found = look(guess)
+    taken = time.perf_counter_ns() - begin
+    assert found is None
+    return taken
 
 
 def _guess(right, same, dice):
