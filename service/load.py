@@ -20,3 +20,7 @@ class WorkerLoad(NamedTuple):
     step_ms: float = 0.0
     prompt_token_ms: float = 0.0
     hand_off_token_ms: float = 0.0
+
+    def queue(self) -> tuple[int, int, int]:
+        """What is there to be done."""
+        return self.running_sequences, self.waiting_sequences, self.waiting_tokens

@@ -276,13 +276,16 @@ class WorkerRim:
     def _deliver(
         self, pending: Mapping[str, list[Told]], load: WorkerLoad, changes: CacheChanges, begun: int
     ) -> None:
-        """What is cached goes first: whoever hears of a result knows what it left behind. begun: submissions that the
-        load knows of."""
+        """What is cached goes first, and how busy we are where that has changed: whoever hears of a result knows what
+        it left behind. begun: submissions that the load knows of."""
+        moved = load.queue() != self.load.queue()
         self.load, self._known = load, begun
         self._moved.set()
         self._cache.change(changes)
         self._cache.catch_up()
         for gateway, reports in pending.items():
+            if moved:
+                self._send(gateway, self._load_message())
             self._send(gateway, *encode(reports, load.step, self._response))
 
     def _send(self, gateway: str, *messages: Response) -> None:

@@ -310,6 +310,23 @@ async def test_the_load_is_sent_when_it_has_changed(rim_server):
         reporter.cancel()
 
 
+async def test_whoever_hears_of_a_result_knows_how_much_is_left_to_do(rim_server):
+    """Or the next request would be kept away from a worker that has just become free, and from what is cached there."""
+    rim, hears, other = rim_server.rim, Gateway(rim_server), Gateway(rim_server, gateway_id="other")
+    await hears.attach()
+    await other.attach()
+    rim.flush(WorkerLoad(running_sequences=1, waiting_tokens=200))
+    rim.tell("g/1", token(1))
+    rim.flush(WorkerLoad(step=1, running_sequences=1))
+    assert (await hears.hear("load")).waiting_tokens == 0
+    await hears.hear("outputs")
+    rim.tell("g/1", token(2))
+    rim.tell("other/1", token(3))
+    rim.flush(WorkerLoad(step=2, running_sequences=1))
+    assert (await hears.hear("outputs")).step == 2, "nothing has changed"
+    assert (await other.hear("outputs")).step == 2
+
+
 async def test_a_drain_waits_for_what_runs_and_sends_the_last_word_before_it_ends_the_streams(rim_server):
     gateway = await Gateway(rim_server).attach()
     rim_server.rim.flush(WorkerLoad(running_sequences=1))
@@ -319,12 +336,13 @@ async def test_a_drain_waits_for_what_runs_and_sends_the_last_word_before_it_end
     draining = asyncio.create_task(rim_server.rim.drain())
     rim_server.rim.tell("g/1", token(1))
     rim_server.rim.flush(WorkerLoad(waiting_sequences=1))
+    await gateway.hear("load")
     await gateway.hear("outputs")
     assert not draining.done()
     rim_server.rim.tell("g/1", token(2))
     rim_server.rim.flush(WorkerLoad())
     await draining
-    assert await gateway.end() == (["outputs"], grpc.StatusCode.OK)
+    assert await gateway.end() == (["load", "outputs"], grpc.StatusCode.OK)
     late = Gateway(rim_server)
     await late.say(hello=pb.Hello(**HELLO))
     assert await late.end() == ([], grpc.StatusCode.UNAVAILABLE)
