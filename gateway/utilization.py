@@ -11,13 +11,15 @@ from gateway.admission import Admission
 from gateway.router import WorkerView
 from gateway.worker_pool import WorkerPool
 from service.orca import TRAILER_KEY, Rate, load_report
+from service.worker_counts import PREFIX_HITS, PREFIX_QUERIES
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EngineLoad:
     """All behind a gateway as if it were one engine. running, waiting: requests that are live. seats: sequences that
     generate at once. tokens, used_tokens: of KV, where sequences generate. waiting_tokens: of prompts, not computed
-    yet. utilization: the largest of the shares."""
+    yet. tokens_per_s: generated now, by what steps took lately. hit_rate: share of prompt tokens that were cached,
+    since the workers' start. utilization: the largest of the shares."""
 
     running: int = 0
     waiting: int = 0
@@ -25,6 +27,8 @@ class EngineLoad:
     tokens: int = 0
     used_tokens: int = 0
     waiting_tokens: int = 0
+    tokens_per_s: float = 0.0
+    hit_rate: float = 0.0
     utilization: float = 0.0
 
 
@@ -67,6 +71,8 @@ class Utilization:
             tokens=sum(each.total_blocks * each.block_size for each in serving),
             used_tokens=used,
             waiting_tokens=round(report.named_metrics["waiting_tokens"]),
+            tokens_per_s=sum(1000 * each.sequences / each.step_ms for each in serving if each.step_ms),
+            hit_rate=self._counted(PREFIX_HITS) / max(1, self._counted(PREFIX_QUERIES)),
             utilization=report.application_utilization,
         )
 
@@ -90,6 +96,9 @@ class Utilization:
             calls=self._calls.at(now),
             failures=self._failures.at(now),
         )
+
+    def _counted(self, name: str) -> int:
+        return sum(worker.counts.get(name, 0) for pool in (self._prefills, self._decodes) for worker in pool)
 
 
 def _share(workers: Iterable[WorkerView]) -> float:

@@ -117,6 +117,8 @@ def scheduler_load(load: EngineLoad) -> pb.SchedulerLoad:
         num_used_tokens=load.used_tokens,
         max_total_num_tokens=load.tokens,
         token_usage=load.used_tokens / max(1, load.tokens),
+        gen_throughput=load.tokens_per_s,
+        cache_hit_rate=load.hit_rate,
         utilization=load.utilization,
         max_running_requests=load.seats,
         num_waiting_uncached_tokens=load.waiting_tokens,

@@ -76,6 +76,22 @@ async def test_all_of_it_is_one_engine_to_who_knows_engines():
     assert (scene.utilization.engine().seats, scene.utilization.engine().tokens) == (8, 100 * BLOCK_SIZE)
 
 
+def test_what_is_generated_and_found_in_caches_is_added_up_over_the_workers():
+    scene = Scene()
+    for worker in (scene.p, scene.d, scene.e):
+        worker.join()
+    assert (scene.utilization.engine().tokens_per_s, scene.utilization.engine().hit_rate) == (0, 0)
+    scene.p.load(counts={"prefix_cache_queries": 300, "prefix_cache_hits": 60})
+    scene.d.load(
+        running_sequences=2, step_ms=20.0, counts={"prefix_cache_queries": 100, "prefix_cache_hits": 20}
+    )
+    scene.e.load(running_sequences=3, step_ms=60.0)
+    load = scene.utilization.engine()
+    assert (load.tokens_per_s, load.hit_rate) == approx((150, 0.2))
+    scene.e.load(running_sequences=3, step_ms=60.0, frozen=True)
+    assert scene.utilization.engine().tokens_per_s == approx(100)
+
+
 def test_nobody_behind_a_gateway_is_an_engine_without_room():
     load = Scene().utilization.engine()
     assert (load.seats, load.tokens, load.utilization) == (0, 0, 1)

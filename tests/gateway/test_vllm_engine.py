@@ -28,7 +28,15 @@ from service.status import from_rpc_error
 
 EVENT_S = 10.0
 LOAD = EngineLoad(
-    running=3, waiting=2, seats=8, tokens=1600, used_tokens=400, waiting_tokens=70, utilization=0.625
+    running=3,
+    waiting=2,
+    seats=8,
+    tokens=1600,
+    used_tokens=400,
+    waiting_tokens=70,
+    tokens_per_s=150.0,
+    hit_rate=0.75,
+    utilization=0.625,
 )
 NOT_OFFERED = {"Embed", "FlushCache", "StartProfile", "StopProfile", "SubscribeKvEvents"}
 
@@ -332,6 +340,7 @@ async def test_a_router_hears_how_busy_all_of_this_is_as_of_one_engine(frontend_
     assert (load.num_running_reqs, load.num_waiting_reqs, load.num_total_reqs) == (3, 2, 5)
     assert (load.num_used_tokens, load.max_total_num_tokens, load.token_usage) == (400, 1600, 0.25)
     assert (load.max_running_requests, load.num_waiting_uncached_tokens) == (8, 70)
+    assert (load.gen_throughput, load.cache_hit_rate) == (150.0, 0.75)
     assert load.utilization == approx(0.625)
 
 
