@@ -60,15 +60,18 @@ class ApiKeys:
         return frozenset(row.tenant for row in self._rows.values())
 
     def refresh(self) -> None:
-        """Take the file as it is now, if it changed. One that cannot be used is left for the next time, and what was
-        there goes on being used."""
+        """Take the file as it is now, if it changed. One that cannot be used is left until it changes, one that cannot
+        be read until it can, and what was there goes on being used."""
         if not self._watched.changed():
             return
         try:
             self._rows = _read(self._path)
         except KeysUnusable as error:
-            structlog.get_logger().error("API keys not taken", why=str(error))
+            again = isinstance(error.__cause__, OSError)
+            if not again or self._watched.unread(str(error)):
+                structlog.get_logger().error("API keys not taken", why=str(error))
             return
+        self._watched.read()
         structlog.get_logger().info("API keys taken", keys=len(self._rows))
 
 

@@ -1,15 +1,16 @@
 """A conversation as the text the model was trained on, by the chat template from the model's own files.
 
 `Tokenizer.encode_chat` calls it. It takes no template from a request, lets a template see messages only, and
-bounds what one may write. Semantics are those of Hugging Face transformers' `apply_chat_template`
-(https://huggingface.co/docs/transformers/chat_templating_writing).
+bounds what one may write, and how often it may turn and call. Semantics are those of Hugging Face transformers'
+`apply_chat_template` (https://huggingface.co/docs/transformers/chat_templating_writing).
 """
 
 import json
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextvars import ContextVar
 from dataclasses import dataclass
 from datetime import datetime
-from typing import NoReturn
+from typing import Any, NoReturn, TypeVar
 
 import jinja2
 from jinja2 import nodes
@@ -23,6 +24,11 @@ from service.errors import FieldViolation, InvalidRequest
 from service.model_source import ModelFilesError
 
 FIELD = "chat.messages"
+STEPS_MAX, STEPS_PER_MESSAGE_MAX = 10_000, 50
+"""Turns of loops and calls: of any conversation, and besides for each of its messages."""
+
+_steps: ContextVar[Iterator[int]] = ContextVar("steps")
+"""That are left to the template that is rendered."""
 
 # What a template can raise when a conversation is not of the shape it expects.
 _REFUSALS = (
@@ -63,7 +69,9 @@ class ChatTemplate:
         now: datetime,
         characters_max: int,
     ) -> str:
-        """Raises InvalidRequest when the template refuses the messages, or the text is over the limit."""
+        """Raises InvalidRequest when the template refuses the messages or does too much with them, or the text is over
+        the limit."""
+        _steps.set(iter(range(STEPS_MAX + STEPS_PER_MESSAGE_MAX * len(messages))))
         try:
             pieces = self._template.generate(
                 **self._special_tokens,
@@ -101,9 +109,10 @@ def _refusal(description: str, reason: str | None = None) -> InvalidRequest:
 
 
 def _environment() -> ImmutableSandboxedEnvironment:
-    environment = ImmutableSandboxedEnvironment(
+    environment = _BoundedEnvironment(
         trim_blocks=True, lstrip_blocks=True, extensions=[_GenerationBlock, "jinja2.ext.loopcontrols"]
     )
+    environment.filters[_COUNTED] = _counted
     environment.filters["tojson"] = _tojson
     environment.globals["raise_exception"] = _raise_exception
     environment.globals["namespace"] = _PlainNamespace
@@ -134,6 +143,38 @@ class _PlainNamespace(Namespace):
         if name.startswith("_"):
             raise SecurityError("a namespace takes no name that starts with an underscore")
         super().__setitem__(name, value)
+
+
+class _BoundedEnvironment(ImmutableSandboxedEnvironment):
+    """In which nothing goes on for ever: every loop and every call, macros and recursive loops among them, counts."""
+
+    def _parse(self, source: str, name: str | None, filename: str | None) -> nodes.Template:
+        tree = super()._parse(source, name, filename)
+        for loop in tree.find_all(nodes.For):
+            loop.iter = nodes.Filter(loop.iter, _COUNTED, [], [], None, None, lineno=loop.lineno)
+        return tree
+
+    def call(
+        *args: Any, **kwargs: Any
+    ) -> Any:  # jinja2's: this environment, a context, what is called, its arguments
+        _step()
+        return ImmutableSandboxedEnvironment.call(*args, **kwargs)
+
+
+_COUNTED = "counted turns"
+"""No template can name a filter like that."""
+Item = TypeVar("Item")
+
+
+def _counted(items: Iterable[Item]) -> Iterator[Item]:
+    for item in items:
+        _step()
+        yield item
+
+
+def _step() -> None:
+    if next(_steps.get(), None) is None:
+        raise SecurityError("a template goes on and on")
 
 
 class _GenerationBlock(Extension):

@@ -84,6 +84,7 @@ class Frontend:
         *,
         held: Held,
         streamed: bool = False,
+        sharing: int = 1,
     ) -> Request:
         """One of those that the place is for. Raises as validation.accept. Long texts are read on another thread."""
         card, now, today = self.card(), self.monotonic(), self.wall()
@@ -100,6 +101,7 @@ class Frontend:
                 time_left_s=time_left_s,
                 tenant=held.tenant,
                 streamed=streamed,
+                sharing=sharing,
             )
 
         size = 0 if spec.HasField("token_ids") else spec.ByteSize()

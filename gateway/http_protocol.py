@@ -84,6 +84,7 @@ class BoundedHttp(HttpToolsProtocol):
         super().on_headers_complete()
         if self.scope["http_version"] == "1.0":
             _without_chunks(self.cycle)
+        _until_taken(self.cycle)
 
     def on_body(self, body: bytes) -> None:
         self._idle_bytes = 0
@@ -157,6 +158,18 @@ class BoundedHttp(HttpToolsProtocol):
         if self.cycle is not None:
             self.cycle.disconnected = True  # whatever comes of it goes nowhere
         self.transport.close()
+
+
+def _until_taken(cycle: RequestResponseCycle) -> None:
+    """What is sent is sent when the connection has taken it, but for what it always holds: the last of an answer too,
+    which may be all of it."""
+    send = cycle.send
+
+    async def send_and_wait(message: Any) -> None:
+        await send(message)
+        await cycle.flow.drain()
+
+    cycle.send = send_and_wait  # type: ignore[method-assign]
 
 
 def _without_chunks(cycle: RequestResponseCycle) -> None:

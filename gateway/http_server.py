@@ -12,8 +12,19 @@ import uvicorn
 from starlette.applications import Starlette
 
 from gateway.http_protocol import BoundedHttp
+from gateway.patience import STALL_S
 from service.bind_rules import BindError, BindRules
 from service.tls import ServerTls
+
+_OF_CONNECTIONS = (
+    (socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1),
+    (socket.IPPROTO_TCP, socket.TCP_KEEPIDLE, 60),
+    (socket.IPPROTO_TCP, socket.TCP_KEEPINTVL, 10),
+    (socket.IPPROTO_TCP, socket.TCP_KEEPCNT, 2),
+    (socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, int(STALL_S * 1000)),
+)
+"""They have them of who listens. A client whose host is gone is given up as over gRPC, after 60 s of silence and 20
+more, or when nothing of what it was sent is taken for as long as anybody may stall."""
 
 
 class _QuietServer(uvicorn.Server):
@@ -79,6 +90,8 @@ def _listen(host: str, port: int) -> socket.socket:
         family = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0][0]
         listener = socket.socket(family, socket.SOCK_STREAM)
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        for level, option, value in _OF_CONNECTIONS:
+            listener.setsockopt(level, option, value)
         listener.bind((host, port))
     except OSError as error:
         raise BindError(f"{host}:{port}: cannot listen there: {error.strerror or error}") from None

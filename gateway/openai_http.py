@@ -189,7 +189,10 @@ class _Face:
         accepted = []
         for spec, names in zip(call.specs, call.names, strict=True):
             request.state.names = names
-            accepted.append(await self._frontend.accept(spec, None, held=held, streamed=call.stream))
+            request_of_call = self._frontend.accept(
+                spec, None, held=held, streamed=call.stream, sharing=len(call.specs)
+            )
+            accepted.append(await request_of_call)
         self._frontend.settle(held, accepted)
         return accepted
 

@@ -47,17 +47,23 @@ def truncated(
     return token_ids[-kept:]
 
 
-def scores_violations(spec: inference_pb2.GenerationSpec, prompt_tokens: int) -> Iterator[FieldViolation]:
-    """What is said of a whole prompt is said in one message."""
-    alternatives_max = prompt_alternatives_max(prompt_tokens)
-    if spec.output.HasField("prompt_logprobs") and spec.output.prompt_logprobs > alternatives_max:
-        rule = f"at most {max(0, alternatives_max)} for a prompt of {prompt_tokens} tokens"
-        yield FieldViolation(field="output.prompt_logprobs", description=rule)
+def scores_violations(
+    spec: inference_pb2.GenerationSpec, prompt_tokens: int, sharing: int
+) -> Iterator[FieldViolation]:
+    """What is said of a whole prompt is said in one message, which so many prompts share."""
+    alternatives_max = prompt_alternatives_max(prompt_tokens * sharing)
+    if not spec.output.HasField("prompt_logprobs") or spec.output.prompt_logprobs <= alternatives_max:
+        return
+    prompts = f"a prompt of {prompt_tokens} tokens" + (
+        f", one of {sharing} in a message" if sharing > 1 else ""
+    )
+    rule = f"at most {alternatives_max} for {prompts}" if alternatives_max >= 0 else f"not for {prompts}"
+    yield FieldViolation(field="output.prompt_logprobs", description=rule)
 
 
-def whole_max(spec: inference_pb2.GenerationSpec) -> int:
-    """Tokens that each answer may have where all of them come in one message."""
-    return SCORES_MAX // (choices.number(spec.sampling) * (1 + spec.output.logprobs))
+def whole_max(spec: inference_pb2.GenerationSpec, sharing: int) -> int:
+    """Tokens that each answer may have where all of them, and those to so many prompts, come in one message."""
+    return SCORES_MAX // (sharing * choices.number(spec.sampling) * (1 + spec.output.logprobs))
 
 
 def chat_violations(

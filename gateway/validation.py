@@ -34,9 +34,10 @@ def accept(
     time_left_s: float | None,
     tenant: str = "",
     streamed: bool = False,
+    sharing: int = 1,
 ) -> Request:
     """now: seconds on the gateway's monotonic clock. today: for chat templates that name the date. tenant: who asks.
-    streamed: deltas are shown as they come.
+    streamed: deltas are shown as they come. sharing: requests whose answers come in one message, unless streamed.
 
     Raises ModelNotFound, InvalidRequest (reason CONTEXT_LENGTH_EXCEEDED when only length is wrong) or
     DeadlineExpired. Costs what tokenising the text costs.
@@ -50,8 +51,9 @@ def accept(
     broken += [*choices.violations(spec, streamed=streamed), *guides.violations(spec, too_large=too_large)]
     prompt.refuse([*broken, *_broken_rules(spec), *_broken_prompt(spec, tokenizer, measures)])
     token_ids = prompt.truncated(_prompt_token_ids(spec, card, tokenizer, today), spec, card.tokens_max())
-    prompt.refuse(prompt.scores_violations(spec, len(token_ids)))
-    max_tokens = _max_tokens(spec, len(token_ids), card, streamed=streamed)
+    prompt.refuse(prompt.scores_violations(spec, len(token_ids), 1 if streamed else sharing))
+    whole_max = card.tokens_max() if streamed else prompt.whole_max(spec, sharing)
+    max_tokens = _max_tokens(spec, len(token_ids), card, whole_max)
     return Request(
         id=spec.request_id or new_id(),
         model=card.name,
@@ -145,9 +147,10 @@ def _prompt_token_ids(
 
 
 def _max_tokens(
-    spec: inference_pb2.GenerationSpec, prompt_tokens: int, card: ModelCard, *, streamed: bool
+    spec: inference_pb2.GenerationSpec, prompt_tokens: int, card: ModelCard, whole_max: int
 ) -> int:
-    """Asked for, or what the context and a message leave. The prompt, the answer and their sum have to fit."""
+    """Asked for, or what the context and a message leave. The prompt, the answer and their sum have to fit. whole_max:
+    of one answer that is said at once."""
     tokens_max = card.tokens_max()
     left = tokens_max - prompt_tokens
     field = _PROMPT_FIELDS[spec.WhichOneof("prompt") or "text"]
@@ -157,7 +160,6 @@ def _max_tokens(
         text = f"{prompt_tokens} tokens; at most {tokens_max}, of which one is left for the answer"
         excess = Excess(most=tokens_max - 1, got=prompt_tokens, unit="token")
         prompt.refuse([FieldViolation(field=field, description=text, excess=excess)])
-    whole_max = left if streamed else prompt.whole_max(spec)
     asked = spec.sampling.max_tokens if spec.sampling.HasField("max_tokens") else min(left, whole_max)
     if asked > left:
         text = f"must be in [1, {left}]: the prompt has {prompt_tokens} of at most {tokens_max} tokens"

@@ -86,6 +86,12 @@ class ModelNotFound(ServiceError):
     reason = "MODEL_NOT_FOUND"
 
 
+class ServiceUnknown(ServiceError):
+    """That somebody asks the health of."""
+
+    reason = "SERVICE_UNKNOWN"
+
+
 class NotServed(ServiceError):
     reason = "NOT_SERVED"
 

@@ -22,7 +22,7 @@ _NAMED_SCHEMAS = frozenset({"properties", "patternProperties", "$defs", "definit
 
 _GBNF = re.compile(r"(?:\s|#[^\r\n]*[\r\n])*[\w-]+[ \t]*::=")
 _GBNF_PARTS = re.compile(
-    r"""(?P<quoted>"(?:[^"\\]|\\.)*"|\[(?:[^\]\\]|\\.)*\])|(?P<skipped>\#[^\r\n]*|\{[^}]*\})|(?P<name>[\w-]+)""",
+    r"""(?P<quoted>"(?:[^"\\]|\\.)*+"?|\[(?:[^\]\\]|\\.)*+\]?)|(?P<skipped>\#[^\r\n]*|\{[^}]*\}?)|(?P<name>[\w-]+)""",
     re.DOTALL,
 )
 _ESCAPE = re.compile(r"\\(?:u([0-9a-fA-F]{4})|U([0-9a-fA-F]{8})|.)|([\x00-\x1f\x7f])", re.DOTALL)

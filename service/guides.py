@@ -19,7 +19,8 @@ _CHOICE_BYTES = range_of(inference_pb2.Guide.Choices, "strings", "bytes")
 TEXT_BYTES_MAX, CHOICES_MAX, CHOICE_BYTES_MAX = _TEXT_BYTES.most(), _CHOICES.most(), _CHOICE_BYTES.most()
 SCHEMA_DEPTH_MAX = 64
 
-_JSON_BRACKETS = re.compile(r'"(?:[^"\\]|\\.)*"|[\[\]{}]', re.DOTALL)
+_JSON_BRACKETS = re.compile(r'"(?:[^"\\]|\\.)*+"?|[\[\]{}]', re.DOTALL)
+"""Never looks at a character twice: a string without an end is one too."""
 
 
 class GuideKind(Enum):

@@ -11,7 +11,9 @@ from typing import Any
 import grpc
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
+from service import status
 from service.bounded_calls import BoundedCalls
+from service.errors import ServiceUnknown
 from service.patience import tell
 
 READINESS = "readiness"
@@ -60,7 +62,7 @@ class Health(health_pb2_grpc.HealthServicer):
     ) -> health_pb2.HealthCheckResponse:
         known = self._statuses.get(request.service)
         if known is None:
-            await context.abort(grpc.StatusCode.NOT_FOUND, "no such service")
+            await status.abort(context, ServiceUnknown("no such service"))
         return health_pb2.HealthCheckResponse(status=known)
 
     async def Watch(self, request: health_pb2.HealthCheckRequest, context: _Context) -> None:

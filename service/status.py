@@ -27,6 +27,7 @@ from service.errors import (
     ModelNotFound,
     NotServed,
     ServiceError,
+    ServiceUnknown,
     StreamLost,
     TooLarge,
     Unauthorised,
@@ -65,6 +66,12 @@ _TABLE: dict[type[ServiceError], _Row] = {
         http=404,
         openai_type="invalid_request_error",
         fallback="no such model",
+    ),
+    ServiceUnknown: _Row(
+        code=grpc.StatusCode.NOT_FOUND,
+        http=404,
+        openai_type="invalid_request_error",
+        fallback="no such service",
     ),
     NotServed: _Row(
         code=grpc.StatusCode.UNIMPLEMENTED,
@@ -164,11 +171,12 @@ def to_status(error: ServiceError) -> Status:
 def from_rpc_error(err: grpc.RpcError) -> ServiceError:
     """The exception behind a failed call. Text and reason are the peer's only where it sent our details:
     gRPC's own texts name addresses. A code outside the table is an InternalFault."""
-    kind = next((kind for kind, row in _TABLE.items() if row.code is err.code()), InternalFault)
+    kinds = [kind for kind, row in _TABLE.items() if row.code is err.code()] or [InternalFault]
     rich = _rich_status(err)
     info = error_details_pb2.ErrorInfo()
     if rich is None or not _unpack(rich, info) or info.domain != DOMAIN:
-        return _error(kind, _TABLE[kind].fallback, ())
+        return _error(kinds[0], _TABLE[kinds[0]].fallback, ())
+    kind = next((each for each in kinds if each.reason == info.reason), kinds[0])
     bad, retry = error_details_pb2.BadRequest(), error_details_pb2.RetryInfo()
     _unpack(rich, bad)
     violations = (FieldViolation(field=v.field, description=v.description) for v in bad.field_violations)
@@ -247,9 +255,9 @@ def _unpack(rich: status_pb2.Status, into: message.Message) -> bool:
 
 
 def _error(kind: type[ServiceError], text: str, violations: tuple[FieldViolation, ...]) -> ServiceError:
-    if kind is not InvalidRequest:
+    if not issubclass(kind, InvalidRequest):
         return kind(text)
-    error = InvalidRequest(*violations)
+    error = kind(*violations)
     error.message = text
     error.args = (text,)
     return error

@@ -50,8 +50,8 @@ class ServerTls:
         return self._context
 
     def refresh(self) -> None:
-        """Take the files as they are now, if they changed. Files that do not fit together are left for the next time,
-        and what was there goes on being used."""
+        """Take the files as they are now, if they changed. Files that do not fit together are left until they change,
+        files that cannot be read until they can, and what was there goes on being used."""
         if not self._watched.changed():
             return
         try:
@@ -62,9 +62,12 @@ class ServerTls:
             if self._client_ca is not None:
                 self._context.load_verify_locations(self._client_ca)
             self._current = self._read()
-        except (OSError, ssl.SSLError) as error:
-            structlog.get_logger().error("certificates not taken", why=_reason(error))
+        except OSError as error:
+            again = not isinstance(error, ssl.SSLError)
+            if not again or self._watched.unread(_reason(error)):
+                structlog.get_logger().error("certificates not taken", why=_reason(error))
             return
+        self._watched.read()
         structlog.get_logger().info("certificates taken")
 
     def _read(self) -> _Certificates:

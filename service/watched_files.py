@@ -16,12 +16,25 @@ class WatchedFiles:
     def __init__(self, paths: Sequence[Path]) -> None:
         self._paths = tuple(paths)
         self._seen = self._look()
+        self._unread = ""
 
     def changed(self) -> bool:
-        """Whether any of them differs from what it was at the last call."""
+        """Whether any of them differs from what it was at the last call, or could not be read since."""
         now = self._look()
         changed, self._seen = now != self._seen, now
-        return changed
+        if changed:
+            self._unread = ""
+        return changed or bool(self._unread)
+
+    def unread(self, why: str) -> bool:
+        """One could not be read, which may be no fault of its own: `changed` says so until it changes or is `read`.
+        Whether the reason is a new one."""
+        new, self._unread = why != self._unread, why
+        return new
+
+    def read(self) -> None:
+        """All of them were, and what is in them is known."""
+        self._unread = ""
 
     def _look(self) -> tuple[Signature, ...]:
         return tuple(map(_signature, self._paths))

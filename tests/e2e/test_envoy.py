@@ -109,16 +109,32 @@ async def test_streams_through_envoy_are_the_streams_of_a_gateway_and_go_where_l
     async with dial(envoy.address, certificates) as channel, dial(address, certificates) as direct:
         golden = [await stream(direct, wish(number, 40)) for number in range(4)]
         stub = inference_pb2_grpc.InferenceServiceStub(channel)
-        held = []
+        held = {host: [] for host in envoy.hosts()}
         for number in range(4):
-            held.append(stub.GenerateStream(inference_pb2.GenerateStreamRequest(spec=wish(number, 1500))))
-            await held[-1].read()
-        spread = sorted(active for _, active in envoy.hosts().values())
-        assert spread == [2, 2]
-        for call in held:
+            host, call = await opened(stub, envoy, wish(number, 1500))
+            held[host].append(call)
+        assert [len(calls) for calls in held.values()] == [2, 2]
+        ended, others = held.pop(host), [call for calls in held.values() for call in calls]
+        for call in ended:
+            call.cancel()
+        await asyncio.to_thread(envoy.until, lambda hosts: hosts[host][1] == 0)
+        for number in range(2):
+            went, call = await opened(stub, envoy, wish(number, 1500))
+            assert went == host, "who takes turns would go to the other one too"
+            others.append(call)
+        for call in others:
             call.cancel()
         through = await asyncio.gather(*(stream(channel, wish(number, 40)) for number in range(4)))
     assert [each.token_ids for each in through] == [each.token_ids for each in golden]
+
+
+async def opened(stub, envoy, asked):
+    """A stream that has begun, and where it went."""
+    before = envoy.hosts()
+    call = stub.GenerateStream(inference_pb2.GenerateStreamRequest(spec=asked))
+    await call.read()
+    (host,) = (each for each, (_, active) in envoy.hosts().items() if active > before[each][1])
+    return host, call
 
 
 class Held:

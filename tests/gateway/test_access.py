@@ -1,6 +1,10 @@
 """Who may call what: tenants by key, operators by a credential of their own, health for everybody."""
 
+import errno
+from pathlib import Path
+
 import pytest
+from structlog.testing import capture_logs
 
 from gateway import api_keys
 from gateway.access import Access
@@ -137,6 +141,25 @@ def test_a_file_that_cannot_be_used_leaves_the_keys_as_they_were(keys, key_file,
     key_file.unlink()
     known.refresh()
     assert known.tenant_of(keys["acme"]) == "acme"
+
+
+def test_a_file_that_cannot_be_read_for_a_moment_is_read_the_next_time(keys, key_file, monkeypatch):
+    """Or a key that was taken out would be good until the next change."""
+    known = ApiKeys(key_file)
+    key_file.write_text("# none")
+    with monkeypatch.context() as patch:
+
+        def read_text(path, encoding):
+            raise OSError(errno.EMFILE, "Too many open files")
+
+        patch.setattr(Path, "read_text", read_text)
+        with capture_logs() as said:
+            known.refresh()
+            known.refresh()
+        assert [each["event"] for each in said] == ["API keys not taken"]
+        assert known.tenant_of(keys["acme"]) == "acme"
+    known.refresh()
+    assert known.tenant_of(keys["acme"]) is None
 
 
 def test_a_file_that_others_may_write_is_refused(keys, key_file):

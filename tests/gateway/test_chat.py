@@ -121,6 +121,26 @@ def test_an_endless_text_is_cut_off_at_the_limit():
     assert refused.value.reason == "CONTEXT_LENGTH_EXCEEDED"
 
 
+@pytest.mark.parametrize(
+    "source",
+    [
+        "{% for i in range(99999) %}{% for j in range(99999) %}{% endfor %}{% endfor %}",
+        "{% macro two(n) %}{% if n %}{{ two(n - 1) }}{{ two(n - 1) }}{% endif %}{% endmacro %}{{ two(60) }}",
+        "{% for i in range(999) recursive %}{{ loop(range(999)) }}{% endfor %}",
+        "{% for m in messages %}{% for i in range(99999) if i < 0 %}{% endfor %}{% endfor %}",
+    ],
+)
+def test_a_template_that_does_much_and_says_nothing_is_ended_too(source):
+    with pytest.raises(InvalidRequest, match="does not take this conversation"):
+        render(source)
+
+
+def test_the_longest_conversation_has_its_turns():
+    source = "{% for m in messages %}{{ m.content.strip().lower()[:1] }}{% endfor %}"
+    messages = [ChatMessage(role="user", content="A")] * 20_000
+    assert render(source, messages, characters_max=20_000) == "a" * 20_000
+
+
 def test_a_text_of_exactly_the_limit_is_taken():
     assert render("{{ 'x' * 100 }}", characters_max=100) == "x" * 100
 

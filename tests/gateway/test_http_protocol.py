@@ -2,6 +2,7 @@
 
 import asyncio
 from contextlib import suppress
+from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
@@ -198,6 +199,49 @@ async def test_an_answer_that_is_not_read_is_given_up(monkeypatch):
     await asyncio.wait_for(app.state.over.wait(), 20)
     writer.close()
     await server.stop()
+
+
+@pytest.mark.parametrize("streams", [False, True])
+async def test_an_answer_is_sent_when_it_is_read_the_last_of_it_too(streams):
+    """Who sends it keeps its place until then."""
+    large, sent = b"x" * (64 << 20), asyncio.Event()
+
+    async def app(scope, receive, send):
+        headers = [] if streams else [(b"content-length", b"%d" % len(large))]
+        await send({"type": "http.response.start", "status": 200, "headers": headers})
+        await send({"type": "http.response.body", "body": large})
+        sent.set()
+
+    server = HttpServer(app, "127.0.0.1", 0, LOOPBACK, None)
+    await server.start()
+    host, port = server.url.removeprefix("http://").split(":")
+    reader, writer = await asyncio.open_connection(host, int(port), limit=1024)
+    writer.write(b"GET / HTTP/1.1\r\nhost: x\r\n\r\n")
+    await reader.readexactly(1024)
+    with pytest.raises(TimeoutError):
+        await asyncio.wait_for(sent.wait(), 0.5)
+    await reader.readexactly(len(large) - 1024)
+    await asyncio.wait_for(sent.wait(), 20)
+    writer.close()
+    await server.stop()
+
+
+async def test_a_connection_whose_host_is_gone_is_given_up_as_over_grpc(server):
+    """What the system does for it shows in the timer of its end, of which 02 is keep-alive."""
+    host, port = server.url.removeprefix("http://").split(":")
+    _, writer = await asyncio.open_connection(host, int(port))
+    try:
+        while not (timers := timers_of(int(port))):
+            await asyncio.sleep(0.01)
+        assert timers == ["02"]
+    finally:
+        writer.close()
+
+
+def timers_of(port):
+    """Of the connections that were made to it, at its end."""
+    rows = [line.split() for line in Path("/proc/net/tcp").read_text().splitlines()[1:]]
+    return [row[5][:2] for row in rows if row[1].endswith(f":{port:04X}") and row[3] == "01"]
 
 
 class Held:

@@ -64,6 +64,14 @@ async def test_a_body_in_a_coding_of_its_own_is_not_taken(post, scripted, batche
     assert status == 200 or response.headers["accept-encoding"] == "identity"
 
 
+async def test_answers_to_all_prompts_of_a_call_share_what_fits_in_one(post, scripted):
+    body = completion(prompt=[PROMPT] * 64, logprobs=20, max_tokens=400_000 // (64 * 21) + 1)
+    response = await post(scripted(), "/v1/completions", body)
+    error = response.json()["error"]
+    assert (response.status_code, error["param"]) == (400, "max_tokens")
+    assert "at most 297 " in error["message"] and "streamed" in error["message"]
+
+
 async def test_no_model_has_no_name(client_of, frontend_over, scripted):
     async with client_of(frontend_over(scripted())) as client:
         assert (await client.get("/v1/models/")).status_code == 404

@@ -3,6 +3,7 @@
 import math
 from dataclasses import replace
 from datetime import UTC, datetime
+from functools import partial
 
 import pytest
 
@@ -40,7 +41,7 @@ def chat(*messages):
 
 @pytest.fixture
 def take(card, tokenizer):
-    def take(asked, *, card=card, tokenizer=tokenizer, time_left_s=None, streamed=False):
+    def take(asked, *, card=card, tokenizer=tokenizer, time_left_s=None, streamed=False, sharing=1):
         return accept(
             asked,
             card,
@@ -51,6 +52,7 @@ def take(card, tokenizer):
             today=datetime(2030, 1, 2, tzinfo=UTC),
             time_left_s=time_left_s,
             streamed=streamed,
+            sharing=sharing,
         )
 
     return take
@@ -361,18 +363,37 @@ def test_a_model_without_a_template_cannot_chat(take, tokenizer):
     assert list(refused(take, chat(("user", "hi")), tokenizer=Plain())) == ["chat"]
 
 
-@pytest.mark.parametrize(("n", "logprobs"), [(1, 20), (16, None), (16, 0), (4, 5)])
-def test_an_answer_in_one_message_is_no_longer_than_fits_and_a_stream_may_be(take, card, n, logprobs):
+@pytest.mark.parametrize(
+    ("n", "logprobs", "sharing"), [(1, 20, 1), (16, None, 1), (16, 0, 1), (4, 5, 1), (1, 20, 2), (2, 5, 256)]
+)
+def test_answers_that_share_a_message_are_no_longer_than_fit_and_streams_may_be(
+    take, card, n, logprobs, sharing
+):
     large = replace(card, max_model_len=500_000)
-    most = 400_000 // (n * (1 + (logprobs or 0)))
+    most = 400_000 // (sharing * n * (1 + (logprobs or 0)))
 
     def asked(**tokens):
         params = inference_pb2.SamplingParams(n=n, **tokens)
         return spec(sampling=params, output=inference_pb2.OutputOptions(logprobs=logprobs))
 
-    assert take(asked(max_tokens=most), card=large).stop.max_tokens == most
-    assert take(asked(), card=large).stop.max_tokens == most
-    (rule,) = refused(take, asked(max_tokens=most + 1), card=large).items()
+    whole = partial(take, card=large, sharing=sharing)
+    assert whole(asked(max_tokens=most)).stop.max_tokens == most
+    assert whole(asked()).stop.max_tokens == most
+    (rule,) = refused(whole, asked(max_tokens=most + 1)).items()
     assert rule[0] == "sampling.max_tokens" and f"at most {most} " in rule[1]
-    assert take(asked(max_tokens=most + 1), card=large, streamed=True).stop.max_tokens == most + 1
-    assert take(asked(), card=large, streamed=True).stop.max_tokens == 500_000 - 5
+    assert whole(asked(max_tokens=most + 1), streamed=True).stop.max_tokens == most + 1
+    assert whole(asked(), streamed=True).stop.max_tokens == 500_000 - 5
+
+
+def test_so_do_the_logprobs_of_their_prompts(take, card):
+    def asked(alternatives):
+        return spec(
+            sampling=inference_pb2.SamplingParams(max_tokens=1),
+            output=inference_pb2.OutputOptions(prompt_logprobs=alternatives),
+        )
+
+    large, sharing = replace(card, max_model_len=500_000), 400_000 // (5 * 11)
+    assert take(asked(10), card=large, sharing=sharing).prompt_logprobs == 10
+    assert "at most 10" in refused(take, asked(11), card=large, sharing=sharing)["output.prompt_logprobs"]
+    assert "not for" in refused(take, asked(0), card=large, sharing=80_001)["output.prompt_logprobs"]
+    assert take(asked(11), card=large, sharing=sharing, streamed=True).prompt_logprobs == 11

@@ -1,6 +1,7 @@
 """How large a guide may be, and the same guide on the other side of the wire."""
 
 import json
+import time
 
 import pytest
 
@@ -68,3 +69,19 @@ def test_what_is_beyond_them_is_refused_with_the_rule(name):
 def test_an_unknown_kind_is_refused(kind):
     with pytest.raises(GuideRefused):
         from_wire(pb.Guide(kind=kind, text="a"))
+
+
+@pytest.mark.parametrize("character", ['\\"', '"', "\\", "[", '"['])
+def test_four_times_the_text_takes_four_times_as_long_to_look_at_whatever_it_is(character):
+    """Also one that is no JSON: it is looked at before anybody knows. Processor time, of which the least counts."""
+
+    def seconds(characters):
+        guide = Guide(kind=GuideKind.JSON_SCHEMA, text='"' + character * (characters // len(character)))
+        took = []
+        for _ in range(3):
+            began = time.thread_time()
+            guide.violation()
+            took.append(time.thread_time() - began)
+        return min(took)
+
+    assert seconds(TEXT_BYTES_MAX // 2) < 8 * seconds(TEXT_BYTES_MAX // 8) + 0.001

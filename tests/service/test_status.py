@@ -17,6 +17,7 @@ from service.errors import (
     ModelNotFound,
     NotServed,
     ServiceError,
+    ServiceUnknown,
     StreamLost,
     TooLarge,
     Unauthorised,
@@ -36,6 +37,8 @@ ERRORS = [
     DeadlineExpired("the deadline has passed"),
     StreamLost("nobody can go on", reason="NO_DECODE_WORKER"),
     NotServed("no such method"),
+    ServiceUnknown("no such service"),
+    TooLarge(FieldViolation(field="body", description="at most 10 bytes")),
     Incompatible("another version"),
     Unauthorised("no valid credential"),
     InternalFault("internal error"),
@@ -91,7 +94,7 @@ async def test_an_error_comes_back_as_it_was_sent(failing, error):
 
 
 async def test_every_kind_of_error_is_tried_here():
-    assert {type(error) for error in ERRORS} == set(ServiceError.__subclasses__())
+    assert {type(error) for error in ERRORS} == {TooLarge, *ServiceError.__subclasses__()}
 
 
 @pytest.mark.parametrize(
@@ -104,6 +107,7 @@ async def test_every_kind_of_error_is_tried_here():
         (Unavailable("m"), grpc.StatusCode.UNAVAILABLE, (503, "service_unavailable_error")),
         (StreamLost("m"), grpc.StatusCode.ABORTED, (503, "service_unavailable_error")),
         (NotServed("m"), grpc.StatusCode.UNIMPLEMENTED, (404, "invalid_request_error")),
+        (ServiceUnknown("m"), grpc.StatusCode.NOT_FOUND, (404, "invalid_request_error")),
         (Incompatible("m"), grpc.StatusCode.FAILED_PRECONDITION, (500, "server_error")),
         (DeadlineExpired("m"), grpc.StatusCode.DEADLINE_EXCEEDED, (504, "timeout_error")),
         (Unauthorised("m"), grpc.StatusCode.UNAUTHENTICATED, (401, "authentication_error")),

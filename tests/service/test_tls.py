@@ -1,5 +1,6 @@
 """Certificates from files: which are taken, and when."""
 
+import errno
 import shutil
 import ssl
 from contextlib import suppress
@@ -59,6 +60,23 @@ def test_what_is_in_use_is_what_last_fitted_together(files, authority):
     tls.refresh()
     assert shown(tls, authority) == first
     shutil.copy(renewed.key, key)
+    tls.refresh()
+    assert shown(tls, authority) == ssl.PEM_cert_to_DER_cert(renewed.pem().decode())
+
+
+def test_files_that_cannot_be_read_for_a_moment_are_read_the_next_time(files, authority, monkeypatch):
+    certificate, key = files
+    tls = ServerTls(certificate, key, None)
+    renewed = authority.issue("again")
+    shutil.copy(renewed.path, certificate)
+    shutil.copy(renewed.key, key)
+    with monkeypatch.context() as patch:
+
+        def read_bytes(path):
+            raise OSError(errno.EMFILE, "Too many open files", str(path))
+
+        patch.setattr(Path, "read_bytes", read_bytes)
+        tls.refresh()
     tls.refresh()
     assert shown(tls, authority) == ssl.PEM_cert_to_DER_cert(renewed.pem().decode())
 

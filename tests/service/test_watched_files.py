@@ -35,3 +35,15 @@ def test_every_change_is_seen_once(path, change):
     assert not watched.changed()
     change(path)
     assert watched.changed() and not watched.changed()
+
+
+def test_what_could_not_be_read_is_looked_at_again_until_it_is_and_its_reason_told_once(path):
+    watched = WatchedFiles([path])
+    replaced(path)
+    assert watched.changed() and watched.unread("full")
+    assert watched.changed() and not watched.unread("full")
+    assert watched.changed() and watched.unread("gone")
+    path.write_text("another")
+    assert watched.changed() and watched.unread("gone"), "of another file"
+    watched.read()
+    assert not watched.changed()
