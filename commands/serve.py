@@ -189,6 +189,7 @@ def _workers(
                     | {
                         "device": device,
                         "gpu_memory_utilization": _share(engine, device, sharers),
+                        "host_memory_share": 1 / len(hands) if device.startswith("cuda") else 1.0,
                         "log_level": options.log_level,
                         "log_format": options.log_format,
                         "shutdown_timeout": options.shutdown_timeout,

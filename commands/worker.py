@@ -172,7 +172,7 @@ def _run(
             assemble,
             wishes,
             role.policy(options),
-            memory_bytes=free_memory_bytes(),
+            memory_bytes=int(free_memory_bytes() * options.host_memory_share),
             progress=progress,
             followers=followers,
         )

@@ -180,6 +180,13 @@ class WorkerOptions(EngineOptions, Options):
         description="where `serve` has the workers of a machine say whether their cores are free for others",
     )
     core_seat: int = Field(0, ge=0, lt=SEATS_MAX, description="number of this worker on the --core-board")
+    host_memory_share: float = Field(
+        1.0,
+        gt=0,
+        le=1,
+        description="of the host memory that is free at the start, what this worker may promise; `serve` deals it out "
+        "to workers on GPUs, whose every KV block has a place there",
+    )
 
     def kv_backends(self) -> tuple[str, ...]:
         """The backends of torch.distributed that were asked for, best first."""

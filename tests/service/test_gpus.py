@@ -8,6 +8,14 @@ from service import config
 from service.config import DecodeWorkerOptions, ServeOptions, WorkerOptions
 from service.flags import ConfigError
 
+MODELS = {"prefill-worker": WorkerOptions, "decode-worker": DecodeWorkerOptions}
+
+
+def workers_of(specs):
+    """The options that planned workers will have."""
+    workers = [spec for spec in specs if spec.argv[3] in MODELS]
+    return [config.load(MODELS[spec.argv[3]], spec.argv[4:], spec.environ) for spec in workers]
+
 
 @pytest.mark.parametrize(
     ("workers", "gpus", "seats"),
@@ -59,11 +67,24 @@ def test_gpus_are_counted_as_a_worker_will_see_them(tmp_path):
 def test_memory_is_shared_by_those_who_are_on_the_same_gpu(tmp_path, visible, argv, shares):
     options = config.load(ServeOptions, argv, {})
     specs = plan(options, tmp_path, {"CUDA_VISIBLE_DEVICES": visible}, "00" * 32)
-    found = []
-    for spec, model in zip(specs, (WorkerOptions, DecodeWorkerOptions), strict=False):
-        worker = config.load(model, spec.argv[4:], spec.environ)
-        found.append((worker.device, worker.gpu_memory_utilization))
+    found = [(worker.device, worker.gpu_memory_utilization) for worker in workers_of(specs)]
     assert found == shares
+
+
+@pytest.mark.parametrize(
+    ("argv", "shares"),
+    [
+        (["--device", "cuda"], [0.5, 0.5]),
+        (["--device", "cuda", "--prefill", "3"], [0.25] * 4),
+        (["--prefill-device", "cuda"], [0.5, 1.0]),
+        ([], [1.0, 1.0]),
+    ],
+)
+def test_host_memory_is_promised_once_however_many_gpus_there_are(tmp_path, argv, shares):
+    specs = plan(
+        config.load(ServeOptions, argv, {}), tmp_path, {"CUDA_VISIBLE_DEVICES": "0,1,2,3"}, "00" * 32
+    )
+    assert [worker.host_memory_share for worker in workers_of(specs)] == shares
 
 
 @pytest.mark.parametrize("device", ["gpu", "cuda:", "cuda:x", "cuda:1234", "", "CPU"])
