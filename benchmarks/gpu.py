@@ -8,17 +8,17 @@ import argparse
 import os
 import sys
 import time
-from collections.abc import Callable, Iterator
-from concurrent.futures import Future, ProcessPoolExecutor
-from concurrent.futures.process import BrokenProcessPool
-from multiprocessing import get_context
-from typing import TYPE_CHECKING
 
-if TYPE_CHECKING:  # which imports triton, that must not be before it is said where it runs
-    from benchmarks.gpu_place import Check
+from benchmarks.gpu_runs import Limits, run_all
 
 PROCESSES_MAX = 8
 """Each has a context on the GPU, and compiles what its checks launch: nearly all of their time."""
+
+ON_A_GPU = Limits(check_s=90.0, whole_s=270.0)
+"""All of it in less than five minutes, whatever goes wrong; most checks take seconds, and several are under way."""
+
+INTERPRETED = Limits(check_s=900.0, whole_s=3600.0)
+"""On two cores the whole takes some minutes."""
 
 
 def main() -> int:
@@ -64,7 +64,8 @@ def _check(device: str) -> int:
     dtypes = (torch.float32, torch.bfloat16, *([torch.float16] if device == "cpu" else []))
     place = Place(device=torch.device(device), large=device == "cuda", dtypes=dtypes)
     faults, started = 0, time.perf_counter()
-    for name, error in run_all(list(checks(place)), min(PROCESSES_MAX, _cores())):
+    limits = ON_A_GPU if place.large else INTERPRETED
+    for name, error in run_all(list(checks(place)), min(PROCESSES_MAX, _cores()), limits):
         good = not isinstance(error, str) and error <= 1
         faults += not good
         told = error if isinstance(error, str) else f"{error:8.3f} of what is allowed"
@@ -73,48 +74,12 @@ def _check(device: str) -> int:
     return 1 if faults else 0
 
 
-def run_all(every: "list[Check]", processes: int) -> "Iterator[tuple[str, float | str]]":
-    """(name, error as a share of what is allowed, or what went wrong) of each, in order. A GPU that was asked for what
-    is not there is lost to the process that asked, so what goes wrong counts if it does in a new one too."""
-    with _processes(processes) as pool:
-        for check, future in [(check, pool.submit(_run, check.run)) for check in every]:
-            error = _outcome(future)
-            if isinstance(error, str):
-                with _processes(1) as alone:
-                    error = _outcome(alone.submit(_run, check.run))
-            yield check.name, error
-
-
-def _processes(count: int) -> ProcessPoolExecutor:
-    return ProcessPoolExecutor(count, get_context("spawn"), _begin, (max(1, _cores() // count),))
-
-
-def _begin(threads: int) -> None:
-    """In each process, which has this one's environment, and has imported nothing yet."""
-    os.environ["OMP_NUM_THREADS"] = str(threads)
-    if os.environ.get("TRITON_INTERPRET") == "1":
-        from benchmarks import gpu_interpreter
-
-        gpu_interpreter.install()
-
-
 def _cores() -> int:
     return len(os.sched_getaffinity(0))
 
 
-def _outcome(future: "Future[float | str]") -> float | str:
-    try:
-        return future.result()
-    except BrokenProcessPool:
-        return "the process died"
-
-
-def _run(check: Callable[[], float]) -> float | str:
-    try:
-        return check()
-    except Exception as error:  # whatever a kernel that cannot be compiled or launched raises
-        return f"{type(error).__name__}: {' '.join(str(error).split())[:300]}"
-
-
 if __name__ == "__main__":
-    sys.exit(main())
+    code = main()
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(code)  # a process that its driver does not let go of is not waited for
