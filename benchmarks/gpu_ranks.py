@@ -12,13 +12,15 @@ import os
 import sys
 import tempfile
 import threading
+import time
 from collections.abc import Callable
 from multiprocessing.connection import Connection
 
 import torch
 
+from benchmarks.gpu_runs import end_with_parent
 from engine.collective import Share
-from kvtransfer.dist_group import SOURCE_RANK, TARGET_RANK, GroupOptions, Rendezvous, join
+from kvtransfer.dist_group import CONNECT_MS, SOURCE_RANK, TARGET_RANK, GroupOptions, Rendezvous, join
 from tensor_parallel.group import TorchCollective
 
 SHAPES = ((1, 48), (3, 512), (256, 2048))
@@ -27,8 +29,8 @@ SHAPES = ((1, 48), (3, 512), (256, 2048))
 BLOCK_BYTES = (1, 4096, 2 << 20)
 """Of blocks that a pair moves, one after the other."""
 
-PAIR_S = 60.0
-"""For making a pair, and for each block: longer than any that works takes."""
+RUN_S = 60.0
+"""For all processes together, to start, to do what they are for and to end."""
 
 
 def gathered_error(device: str, ranks: int) -> float:
@@ -40,24 +42,31 @@ def gathered_error(device: str, ranks: int) -> float:
 
 
 def moved_error(device: str) -> float:
-    """0 where blocks came over, bit for bit, from one end of a pair to the other, as between workers; infinity where
-    one did not."""
+    """0 where blocks came over, bit for bit, from one end of a pair to the other, as between workers and as
+    soon as these want them; infinity where one did not."""
     ends = multiprocessing.get_context("spawn").Pipe()
     return _run(_move, [(rank, ends[rank], device) for rank in (SOURCE_RANK, TARGET_RANK)])
 
 
 def _run(work: Callable[..., None], everybody: list[tuple[object, ...]]) -> float:
-    """Each in a process of its own; 0 where all end well."""
+    """Each in a process of its own; 0 where all end well. Raises TimeoutError when some do not end, and ends them."""
     spawning = multiprocessing.get_context("spawn")
     processes = [spawning.Process(target=work, args=arguments) for arguments in everybody]
     for process in processes:
         process.start()
+    late_at = time.monotonic() + RUN_S
     for process in processes:
-        process.join()
+        process.join(max(0.0, late_at - time.monotonic()))
+    late = [process for process in processes if process.exitcode is None]
+    for process in late:
+        process.kill()
+    if late:
+        raise TimeoutError(f"{len(late)} of {len(processes)} processes do not end in {RUN_S:.0f} s")
     return 0.0 if all(process.exitcode == 0 for process in processes) else math.inf
 
 
 def _gather(share: Share, rendezvous: str, device_type: str) -> None:
+    end_with_parent()
     device = torch.device(device_type, share.rank) if device_type == "cuda" else torch.device(device_type)
     if device.type == "cuda":
         torch.cuda.set_device(device)
@@ -72,20 +81,25 @@ def _gather(share: Share, rendezvous: str, device_type: str) -> None:
 
 
 def _move(rank: int, other: Connection, device_type: str) -> None:
-    options = GroupOptions(
-        allow_remote=True, device=f"{device_type}:{rank}", join_s=PAIR_S, move_s=PAIR_S
-    )  # what NCCL listens on is its own choice
-    rendezvous = Rendezvous(lambda key, value: other.send((key, value)), PAIR_S)
+    """As patient as workers are with each other, and from when both are there, as these are when they meet."""
+    end_with_parent()
+    # What NCCL listens on is its own choice.
+    options = GroupOptions(allow_remote=True, device=f"{device_type}:{rank}")
+    torch.zeros(1, device=device_type if device_type == "cpu" else options.device)
+    other.send("here")
+    other.recv()
+    rendezvous = Rendezvous(lambda key, value: other.send((key, value)), options.join_s)
     threading.Thread(target=_listen, args=(other, rendezvous), daemon=True).start()
+    began = time.monotonic()
     group = join("nccl" if device_type == "cuda" else "gloo", rank, rendezvous, options)
-    same = True
+    same = time.monotonic() - began < CONNECT_MS / 1000
     for number, size in enumerate(BLOCK_BYTES):
         block = torch.randint(256, (size,), generator=torch.Generator().manual_seed(number)).byte()
         if rank == SOURCE_RANK:
-            group.send(number, block).wait(PAIR_S)
+            group.send(number, block).wait(options.move_s)
         else:
             place = torch.zeros(size, dtype=torch.uint8)
-            group.receive(number, place).wait(PAIR_S)
+            group.receive(number, place).wait(options.move_s)
             same = same and torch.equal(place, block)
     rendezvous.set(f"done {rank}", b"")
     rendezvous.get(f"done {1 - rank}")  # a send that was waited for may still be read

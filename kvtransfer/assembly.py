@@ -23,9 +23,6 @@ from kvtransfer.zmq_transport import ZmqSourceTransport, ZmqTargetTransport
 if TYPE_CHECKING:
     from kvtransfer.dist_transport import DistOptions
 
-GROUP_CONNECT_MS = 5_000
-"""A group of NCCL takes seconds to be made, a connection some milliseconds."""
-
 
 class TransportFlags(Protocol):
     """What an operator may set."""
@@ -97,7 +94,11 @@ def require_allowed(wishes: TransportWishes, worker_id: str, binds: Sequence[str
 
 def source_limits(wishes: TransportWishes) -> SourceLimits:
     """How patient a source must be with these transports."""
-    return SourceLimits(connect_ms=GROUP_CONNECT_MS) if wishes.backends else SourceLimits()
+    if not wishes.backends:
+        return SourceLimits()
+    from kvtransfer.dist_group import CONNECT_MS
+
+    return SourceLimits(connect_ms=CONNECT_MS)
 
 
 def source_transport(wishes: TransportWishes, source: Identity) -> SourceTransport:

@@ -34,6 +34,8 @@ from kvtransfer.errors import BindRefused, TransferError
 
 SOURCE_RANK, TARGET_RANK = 0, 1
 ENTRIES_MAX = 16
+CONNECT_MS = 5_000
+"""For a source until it is answered: a group of NCCL takes seconds to be made, a connection some milliseconds."""
 
 _TAGS = 2**31
 _c10d: Any = distributed_c10d
