@@ -9,7 +9,7 @@ import torch
 from benchmarks.gpu_place import Check, Place
 from engine.device_sampler import DeviceSampler
 from engine.distribution import PlainSampling
-from engine.kernels.triton.sampling import draw
+from engine.kernels.triton.sampling import draw, settle
 from engine.sampling import Sampler
 from engine.sequence import SamplingParams
 
@@ -41,5 +41,5 @@ def _tokens_differ(place: Place) -> float:
     random = place.random(count, vocab)
     logits = torch.stack([SHAPES[turn % len(SHAPES)](row) for turn, row in enumerate(random)])
     wishes = [WISHES[turn % len(WISHES)] for turn in range(count)]
-    got = DeviceSampler(PlainSampling(), draw).sample(logits, wishes, range(count))
+    got = DeviceSampler(PlainSampling(), draw, settle).sample(logits, wishes, range(count))
     return 0.0 if got == Sampler().sample(logits, wishes, range(count)) else math.inf

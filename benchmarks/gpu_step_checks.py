@@ -28,7 +28,7 @@ from engine.kernels.backend import AttentionMeta, Decoder, dtype_name
 from engine.kernels.triton.backend import TritonBackend
 from engine.kernels.triton.copy_lane import CudaCopyLane
 from engine.kernels.triton.graphs import CudaGraphs
-from engine.kernels.triton.sampling import draw
+from engine.kernels.triton.sampling import draw, settle
 from engine.model.architecture import Architecture, ModelConfig
 from engine.recorded_runner import ROWS, RecordedRunner, Recorder, Work
 from engine.runner import TransformerRunner
@@ -168,7 +168,7 @@ def _answers(parts: _Parts, *, ahead: bool) -> tuple[dict[str, list[object]], in
         pool=BlockPool(parts.blocks()),
         block_size=BLOCK_SIZE,
         runner=runner,
-        sampler=DeviceSampler(PlainSampling(), draw),
+        sampler=DeviceSampler(PlainSampling(), draw, settle),
         policy=DecodePolicy(budget_tokens=512, seats=parts.rows_max),
         ahead=ahead,
     )

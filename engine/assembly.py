@@ -169,9 +169,9 @@ def _sampler(loaded: Loaded) -> Sampler:
     """One that draws where the logits are, on a device that can."""
     if loaded.backend.device.type != "cuda":
         return Sampler(loaded.sampling)
-    from engine.kernels.triton.sampling import draw
+    from engine.kernels.triton.sampling import draw, settle
 
-    return DeviceSampler(loaded.sampling, draw)
+    return DeviceSampler(loaded.sampling, draw, settle)
 
 
 def _warm_up(

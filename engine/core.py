@@ -349,6 +349,7 @@ class EngineCore:
                 self._finish(sequences[at], EndReason.DEAD_END)
             kept = [at for at in range(len(sequences)) if at not in indices]
             left = Draws([sequences[at] for at in kept])
+            self._sampler.settle(logits)
             outputs, _ = self._sample(left, positions[kept], logits[kept])
             return outputs, tuple([sequences[at] for at in indices])
         sampled, twins = draw(self._sampler, draws, positions, logits) if sequences else ([], {})

@@ -4,7 +4,7 @@ A row that wants what only the host does (other logits than the model's, alterna
 and no other. Called by the core like the sampler that it is; how tokens are drawn on the device is an argument.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import NamedTuple, Protocol
 
 import torch
@@ -60,11 +60,18 @@ class _Begun(NamedTuple):
 
 
 class DeviceSampler(Sampler):
-    """See Sampler, whose tokens and logprobs these are, to the bit. kernels: what draws on the host."""
+    """See Sampler, whose tokens and logprobs these are, to the bit. kernels: what draws on the host. settle: waits as
+    `Sampler.settle` does, asleep: a device that hangs must not pass for a thread that computes."""
 
-    def __init__(self, kernels: SamplingKernels, draw: DeviceDraw) -> None:
+    def __init__(
+        self, kernels: SamplingKernels, draw: DeviceDraw, settle: Callable[[torch.Tensor], None]
+    ) -> None:
         super().__init__(kernels)
         self._draw_there = draw
+        self._settle = settle
+
+    def settle(self, logits: torch.Tensor) -> None:
+        self._settle(logits)
 
     def sample(
         self,

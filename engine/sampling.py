@@ -112,6 +112,10 @@ class Sampler:
     def __init__(self, kernels: SamplingKernels = PlainSampling()) -> None:  # noqa: B008 (has no state)
         self._kernels = kernels
 
+    def settle(self, logits: torch.Tensor) -> None:
+        """Wait until these, and all that was asked of their device before, are there. To be called before the host
+        reads them, or takes some of their rows by number. On the host they are there."""
+
     def sample(
         self,
         logits: torch.Tensor,
@@ -126,7 +130,7 @@ class Sampler:
         row that holds a NaN or +inf, or nothing but -inf; any other -inf is a token that is never sampled,
         unless all that is allowed are such.
         """
-        values = _on_host(logits)
+        values = self._on_host(logits)
         assert len(params) == len(positions) == len(values), f"{len(params)} rows, logits {values.shape}"
         free = [_LIKELIEST if at in rules else each for at, each in enumerate(params)] if rules else params
         tokens = self._kernels.draw(values, free, positions) if params else []
@@ -141,7 +145,7 @@ class Sampler:
     ) -> Drawing:
         """As `sample`, for rows without rules that want no more than their token's logprob; waits for nothing where it
         need not."""
-        values = _on_host(logits)
+        values = self._on_host(logits)
         tokens = self._kernels.draw(values, params, positions) if params else []
         drawn = torch.tensor(tokens, dtype=torch.int64, device=logits.device).clamp_(min=0)
         return Settled(drawn, self._told_more(values, params, NO_RULES, tokens))
@@ -149,6 +153,13 @@ class Sampler:
     def describe(self, values: Logits, counts: Sequence[int]) -> list[Likeliest]:
         """So many of the likeliest tokens of each row, under the model's own distribution. No row is broken."""
         return self._kernels.describe(values, [min(count, values.shape[1]) for count in counts])
+
+    def _on_host(self, logits: torch.Tensor) -> Logits:
+        self.settle(logits)
+        values: Logits = np.ascontiguousarray(logits.numpy(force=True))
+        assert values.dtype == np.float32, values.dtype
+        assert values.ndim == 2 and values.shape[1] < VOCAB_MAX, values.shape
+        return values
 
     def _draw_ruled(
         self,
@@ -198,13 +209,6 @@ class Sampler:
         scores = rule.adjustments.apply(np.subtract(logits, total, dtype=np.float64).astype(np.float32))
         ((_, best),) = self.describe(scores[None], [len(best)])
         return tuple([Candidate(token, float(scores[token]), float(logits[token]) - total) for token in best])
-
-
-def _on_host(logits: torch.Tensor) -> Logits:
-    values: Logits = np.ascontiguousarray(logits.numpy(force=True))
-    assert values.dtype == np.float32, values.dtype
-    assert values.ndim == 2 and values.shape[1] < VOCAB_MAX, values.shape
-    return values
 
 
 def _alter(logits: Logits, rule: Rule) -> Logits:

@@ -74,6 +74,7 @@ def read_scores(
     """What the logits of a batch `with_scored_rows` say, and those that are left to sample from, in order.
 
     Raises NonFiniteLogits for a row from which no number can be read."""
+    sampler.settle(logits)
     found, sampled, at = [], [], 0
     for sequence, tokens in runs:
         count = _rows(sequence, tokens)

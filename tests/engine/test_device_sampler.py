@@ -4,12 +4,18 @@ import numpy as np
 import pytest
 import torch
 
+from decode_worker.policy import DecodePolicy
+from engine.cache.block_pool import BlockPool
+from engine.cache.kv_cache import KVCache
+from engine.core import EngineCore
 from engine.device_sampler import DeviceSampler
 from engine.distribution import PlainSampling
 from engine.errors import NonFiniteLogits
-from engine.kernels.triton.sampling import draw
+from engine.kernels.triton.sampling import draw, settle
 from engine.sampling import Rule, Sampler
-from engine.sequence import SamplingParams
+from engine.sequence import SamplingParams, Sequence, StopRules
+from tests.fakes.constraints import Odd
+from tests.fakes.hash_model import HashRunner, golden, hash_layout
 
 SEEDED = SamplingParams(temperature=0.9, top_p=0.8, seed=11)
 
@@ -26,7 +32,7 @@ def sampler(drawn_there):
         drawn_there.append(places)
         return draw(logits, places, *wishes)
 
-    return DeviceSampler(PlainSampling(), watched)
+    return DeviceSampler(PlainSampling(), watched, settle)
 
 
 def logits_of(rows, vocab=60):
@@ -92,3 +98,60 @@ def test_a_row_is_drawn_alike_in_any_company(sampler):
     together = sampler.sample(logits, params, range(4))
     alone = [sampler.sample(logits[at : at + 1], [params[at]], [at])[0] for at in (3, 0)]
     assert alone == [together[3], together[0]]
+
+
+class LateRunner(HashRunner):
+    """Logits that are not there before somebody has waited for them."""
+
+    def __init__(self, cache):
+        super().__init__(cache)
+        self._late = []
+
+    def run(self, batch):
+        there = super().run(batch)
+        self._late.append((torch.full(there.shape, torch.nan), there))
+        return self._late[-1][0]
+
+    def settle(self, logits):
+        for late, there in self._late:
+            late.copy_(there)
+        self._late.clear()
+
+    def draw(self, logits, *wishes):
+        """On the device, which does one thing after the other."""
+        self.settle(logits)
+        return draw(logits, *wishes)
+
+
+@pytest.mark.parametrize(
+    "wanted",
+    [
+        {"sampling": SamplingParams(logprobs=2)},
+        {"constraint": Odd(length=8)},
+        {"scored": 1},
+        {"twins": (SamplingParams(candidates=1),)},
+    ],
+    ids=lambda wanted: next(iter(wanted)),
+)
+def test_the_host_waits_for_logits_before_it_reads_any(wanted):
+    """Beside somebody who comes to a dead end, whose row is left out."""
+    core = EngineCore(
+        pool=BlockPool(64),
+        block_size=4,
+        runner=(runner := LateRunner(KVCache(hash_layout(4), 64))),
+        sampler=DeviceSampler(PlainSampling(), runner.draw, runner.settle),
+        policy=DecodePolicy(budget_tokens=5, seats=2),
+    )
+    prompt = list(range(9))
+    ways = {"read": wanted, "stuck": {"constraint": Odd(dead_end=2)}}
+    for name, given in ways.items():
+        fields = {"sampling": SamplingParams(), "arrived": 0.0, **given}
+        stop = StopRules(length_limit=len(prompt) + 6)
+        core.submit(Sequence(id=(name, 1, 0), tokens=list(prompt), stop=stop, **fields))
+    answers = {"read": [], "stuck": []}
+    while not core.idle():
+        for output in core.step(0.0).outputs:
+            answers[output.sequence.id[0]].append(output.sampled.token)
+    assert len(answers["stuck"]) == 2 and len(answers["read"]) == 6
+    if "constraint" not in wanted:
+        assert answers["read"] == golden(prompt, 6)

@@ -9,7 +9,8 @@ from engine.kernels.triton.blocks import gather_blocks, scatter_blocks
 
 
 class CudaMark:
-    """See copy_lane.Mark. Whoever waits for it sleeps: a core that only looked would be one less for the steps."""
+    """See copy_lane.Mark. Whoever waits for it sleeps: a core that only looked would be one less for the steps, and
+    would pass for one that computes where the device hangs."""
 
     def __init__(self, stream: torch.cuda.Stream) -> None:
         self.event = torch.cuda.Event(blocking=True)  # type: ignore[no-untyped-call]

@@ -17,6 +17,7 @@ import triton.language as tl
 
 from engine.device_sampler import DrawnToken
 from engine.distribution import BROKEN, LOG2_E, VOCAB_MAX, WEIGHT_BITS, log_total
+from engine.kernels.triton.copy_lane import CudaMark
 from engine.kernels.triton.launch import EXACT
 from engine.sequence import SamplingParams
 
@@ -50,23 +51,28 @@ def draw(
     return _Drawing(params, out)
 
 
+def settle(logits: torch.Tensor) -> None:
+    """See engine.device_sampler.DeviceSampler. For the thread that begins steps."""
+    if logits.is_cuda:
+        CudaMark(torch.cuda.current_stream(logits.device)).wait()
+
+
 class _Drawing:
     """See engine.device_sampler.DeviceDrawing. out: see `sample`."""
 
     def __init__(self, params: Sequence[SamplingParams], out: torch.Tensor) -> None:
         self.tokens = out[:, 0]
         self._params = params
-        self._out, self._copied = out, None
+        self._out = out
+        self._copied: CudaMark | None = None
         if out.is_cuda:
             self._out = torch.empty(out.shape, dtype=out.dtype, pin_memory=True)
             self._out.copy_(out, non_blocking=True)
-            # Who waits sleeps: a device that hangs must not pass for a thread that computes.
-            self._copied = torch.cuda.Event(blocking=True)  # type: ignore[no-untyped-call]
-            self._copied.record()
+            self._copied = CudaMark(torch.cuda.current_stream(out.device))
 
     def read(self) -> list[DrawnToken]:
         if self._copied is not None:
-            self._copied.synchronize()
+            self._copied.wait()
         return [_drawn(one, *each) for one, each in zip(self._params, self._out.tolist(), strict=True)]
 
 
