@@ -129,6 +129,9 @@ def other_calls() -> Iterator[Call]:
         made.append((f"n = {width}, residual", run))
     made.append(("n = 4096, gate", partial(rows.silu_mul, torch.zeros(3, 8192))))
     made.append(("blocks", partial(blocks.gather_blocks, cache, torch.zeros(1, dtype=torch.int64))))
-    made.append(("a row", partial(sampling.draw, torch.zeros(1, 4096), [0], [SamplingParams()], [0])))
+    for vocab in (4096, 4099):
+        logits, wishes = torch.zeros(2, vocab), ([SamplingParams()] * 2, [0, 0])
+        ways = (logits, logits[1].expand(2, -1))  # a token of each row, and two of one
+        made += [(f"rows of {vocab}", partial(sampling.draw, each, [0, 1], *wishes)) for each in ways]
     alike = {"heads of 128, float32", "n = 4096"}
     yield from (Call(shape=name, run=run, stands_for_all=name not in alike) for name, run in made)

@@ -153,10 +153,12 @@ def table(found: dict[int, list[Launched]], known: Iterable[Launched] = ()) -> l
 
 
 def faults(found: dict[int, list[Launched]]) -> Iterator[str]:
-    """Spills on 9.0, too much shared memory, weights of tokens in other bits than the host's, and kernels that promise
-    the same bits and sum in different ways."""
+    """Spills on 9.0, too much shared memory, weights of tokens in other bits than the host's, kernels that promise the
+    same bits and sum in different ways, and those that are compiled anew for another call of the same shape, which a
+    stream would wait for."""
     for capability, launched in found.items():
         seen: dict[tuple[str, str], Launched] = {}
+        names: dict[tuple[str, str], str] = {}
         for one in launched:
             name = f"{one.kernel} ({one.shape}) on sm_{capability}"
             if one.spilled_bytes and capability == 90:
@@ -165,6 +167,8 @@ def faults(found: dict[int, list[Launched]]) -> Iterator[str]:
                 yield f"{name} wants {one.shared_bytes} bytes of shared memory"
             if one.fused:
                 yield f"{name} joins products and sums of float64"
+            if names.setdefault((one.kernel, one.shape), one.name) != one.name:
+                yield f"{name} is compiled anew for another call"
             family = one.kernel.removesuffix("_split").removesuffix("_whole")
             twin = seen.setdefault((family, one.shape), one)
             if (twin.products, twin.sums) != (one.products, one.sums):

@@ -94,7 +94,7 @@ def _drawn(params: SamplingParams, token: int, total: int, greatest: int, logit:
     return DrawnToken(token, own - log_total(total, highest))
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["stride"], do_not_specialize_on_alignment=["logits"])
 def sample(
     out: tl.tensor,
     logits: tl.tensor,
@@ -103,9 +103,11 @@ def sample(
     stride: tl.tensor,
     TILE: tl.constexpr,
 ) -> None:
-    """Grid: (n,). wishes: int64 [n, 8], see `_WISH`. out: int64 [n, 4]: the token, 0 where there is none; the sum of
-    all weights at temperature 1 if it is wanted, BROKEN where there is no token; and the bits of the largest logit and
-    of the token's."""
+    """Not specialized on where rows are, which may be one row for several draws.
+
+    Grid: (n,). wishes: int64 [n, 8], see `_WISH`. out: int64 [n, 4]: the token, 0 where there is none; the sum of all
+    weights at temperature 1 if it is wanted, BROKEN where there is no token; and the bits of the largest logit and of
+    the token's."""
     wish = wishes + tl.program_id(0) * 8
     row = logits + tl.load(wish) * stride
     top_k, least, asked = tl.load(wish + 3), tl.load(wish + 4), tl.load(wish + 5)
