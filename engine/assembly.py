@@ -182,11 +182,12 @@ def _warm_up(
     if loaded.backend.device.type == "cuda":
         step_tokens = min(wishes.step_tokens, wishes.step_sequences * tokens_max)
     try:
+        loaded.take_step_memory(wishes)
         warm_up(runner, sampler, cache, tokens_max=tokens_max, step_tokens=step_tokens)
     except torch.OutOfMemoryError:
         raise CapacityError(
-            f"no memory is left for a step of {step_tokens} tokens: "
-            "less gpu_memory_utilization, or max_num_batched_tokens"
+            f"no memory is left for steps of {step_tokens} tokens and {wishes.step_sequences} sequences: "
+            "less gpu_memory_utilization, max_num_batched_tokens or max_num_seqs"
         ) from None
 
 

@@ -19,11 +19,14 @@ from engine.errors import CapacityError
 from engine.kernels.backend import Backend
 from engine.kernels.reference import ReferenceBackend
 from engine.kernels.select import choose_backend, require_kv_dtype
+from engine.kernels.triton.tiles import SPLIT_BYTES_MAX
 from engine.model.architecture import ModelConfig
 from engine.model.config import read_config
 from engine.model.load import load_model
 from engine.model.transformer import Quantization, Transformer
 from engine.progress import Progress
+from engine.recorded_runner import ROWS
+from engine.scoring import ROWS_MAX
 from engine.wishes import EngineWishes
 
 
@@ -65,8 +68,16 @@ class Loaded:
             total=total,
             free=free,
             own=torch.cuda.memory_reserved(device),
-            steps=step_bytes(self.config, wishes.step_tokens, wishes.step_sequences),
+            steps=self._step_bytes(wishes) + self._recorded_bytes(wishes),
         )
+
+    def take_step_memory(self, wishes: EngineWishes) -> None:
+        """All that a step may come to need on the device, once: torch keeps it for this process and gives it to steps
+        in parts. Raises torch.OutOfMemoryError. Nothing where that memory is the host's."""
+        device = self.backend.device
+        if device.type != "cpu":
+            torch.cuda.empty_cache()
+            torch.empty(self._step_bytes(wishes), dtype=torch.uint8, device=device)
 
     def cache(self, layout: KVLayout, num_blocks: int, memory: mmap.mmap | None = None) -> KVCache:
         """memory: of the host, that all ranks have whole blocks in; None for one rank."""
@@ -83,19 +94,40 @@ class Loaded:
 
         return CudaCopyLane(self.backend.device)
 
+    def _step_bytes(self, wishes: EngineWishes) -> int:
+        return step_bytes(self.config, wishes.step_tokens, wishes.step_sequences)
+
+    def _recorded_bytes(self, wishes: EngineWishes) -> int:
+        alone = self.collective.share.size == 1
+        return recorded_bytes(self.config, wishes.recorded_rows) if alone else 0
+
 
 def room_bytes(*, share: float, total: int, free: int, own: int, steps: int) -> int:
     """What is left for a KV cache of a device's memory, in bytes. share: of the total, for all that this process has
-    there. free: that nobody has. own: that it has now. steps: that they need, and graphs of them."""
+    there. free: that nobody has. own: that it has now. steps: that they need, and recordings of them."""
     return max(0, min(int(total * share) - own, free) - steps)
 
 
 def step_bytes(config: ModelConfig, tokens: int, sequences: int) -> int:
-    """What a step of so many tokens and sequences makes for itself at most: float32 rows between the kernels, of which
-    three live at once in a layer, and logits twice. Ranks make no more: each gathers whole rows."""
+    """What a step makes for itself at most: float32 rows between the kernels, of which three live at once in a layer;
+    logits of rows that are sampled from or scored, twice, since some of them are taken out; and what is kept between
+    two passes. Ranks make no more: each gathers whole rows. tokens: of its budget, which is exceeded where everybody
+    generates."""
+    tokens = max(tokens, sequences + 1)
+    logits = min(tokens, sequences + ROWS_MAX)
+    return 4 * (tokens * _row_elements(config) + 2 * logits * config.vocab_size) + SPLIT_BYTES_MAX
+
+
+def recorded_bytes(config: ModelConfig, sequences: int) -> int:
+    """What recordings of steps of up to so many sequences keep at most, in one memory for all of them: as much as a
+    step makes, and their logits once more. 0 for none."""
+    rows = min(sequences, ROWS[-1])
+    return 4 * rows * (_row_elements(config) + 2 * config.vocab_size) + (SPLIT_BYTES_MAX if rows else 0)
+
+
+def _row_elements(config: ModelConfig) -> int:
     heads = (config.heads + 2 * config.kv_heads) * config.head_dim
-    row = 3 * config.hidden_size + 2 * heads + 3 * config.intermediate_size
-    return 4 * (tokens * row + 2 * sequences * config.vocab_size)
+    return 3 * config.hidden_size + 2 * heads + 3 * config.intermediate_size
 
 
 def load(wishes: EngineWishes, collective: Collective, progress: Progress) -> Loaded:

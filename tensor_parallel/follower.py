@@ -65,6 +65,7 @@ def _opened(
     memory = mmap.mmap(meeting.memory, opened.num_blocks * layout.block_bytes())
     os.close(meeting.memory)
     cache = loaded.cache(layout, opened.num_blocks, memory)
+    loaded.take_step_memory(wishes)
     channel.bounds = wire.Bounds(
         vocab_size=loaded.config.vocab_size,
         positions=loaded.model.max_model_len,

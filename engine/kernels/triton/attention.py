@@ -16,13 +16,10 @@ import triton.language as tl
 from engine.kernels.backend import CODE_MAX, AttentionMeta
 from engine.kernels.triton.codes import coding, factors_of, load_scale, stored
 from engine.kernels.triton.launch import EXACT, dot_type
-from engine.kernels.triton.tiles import AttentionTile, attention_tile
+from engine.kernels.triton.tiles import SPLIT_BYTES_MAX, AttentionTile, attention_tile
 
 CHUNK = 256
 """Positions whose keys are folded as one: a multiple of every tile's keys."""
-
-SPLIT_BYTES_MAX = 256 * 1024 * 1024
-"""Of what split attention keeps between its two passes; beyond it one pass does the whole, with the same bits."""
 
 _LOG2_E = 1.4426950408889634
 
@@ -47,7 +44,7 @@ def attention(
     numbers = (q.stride(0), kv.stride(0), kv.stride(2), table_width, scale * _LOG2_E, window or 0)
     options = {"num_warps": tile.warps, "num_stages": tile.stages, "maxnreg": tile.registers, **EXACT}
     chunks = triton.cdiv(table_width * kv.shape[3], CHUNK)
-    if rows > sequences or 4 * rows * heads * chunks * dim > SPLIT_BYTES_MAX:
+    if rows > sequences or 4 * rows * heads * chunks * (dim + 2) > SPLIT_BYTES_MAX:
         tiles = rows // (tile.rows // group_padded) + sequences
         grid = (tiles, kv.shape[4])
         attend_whole[grid](out, *places, *numbers, sequences, **shape, **options)

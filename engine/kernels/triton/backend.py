@@ -29,7 +29,7 @@ from engine.kernels.triton.attention import attention
 from engine.kernels.triton.launch import interpreted
 from engine.kernels.triton.linear import CHUNK, PackedFloats, float_linear
 from engine.kernels.triton.quantized import PackedIntegers, pack_integers, quantized_linear
-from engine.kernels.triton.tiles import LinearTile, linear_tile, quantized_tile
+from engine.kernels.triton.tiles import SPLIT_BYTES_MAX, LinearTile, linear_tile, quantized_tile
 
 
 class TritonBackend:
@@ -116,8 +116,10 @@ class TritonBackend:
 
     def _split(self, x: torch.Tensor, packed: PackedLinear, tile: LinearTile) -> bool:
         """Whether one program per tile would leave much of the GPU idle."""
-        tiles = triton.cdiv(x.shape[0], tile.rows) * triton.cdiv(packed.out_features, tile.columns)
-        return tiles < self._programs and packed.in_features > CHUNK
+        rows, columns = x.shape[0], packed.out_features
+        chunks: int = triton.cdiv(packed.in_features, CHUNK)
+        tiles: int = triton.cdiv(rows, tile.rows) * triton.cdiv(columns, tile.columns)
+        return chunks > 1 and tiles < self._programs and 4 * chunks * rows * columns <= SPLIT_BYTES_MAX
 
 
 Weights = TypeVar("Weights", DecoderWeights, LayerWeights)

@@ -11,6 +11,7 @@ class CudaGraphs:
 
     def __init__(self) -> None:
         self._pool = torch.cuda.graph_pool_handle()
+        self._beside = torch.cuda.Stream()  # type: ignore[no-untyped-call]
 
     def __call__(self, work: Work) -> Work:
         self._warm_up(work)
@@ -20,8 +21,9 @@ class CudaGraphs:
         return graph.replay
 
     def _warm_up(self, work: Work) -> None:
-        """Kernels are compiled, and libraries begun, before anything is recorded: neither can be."""
-        beside = torch.cuda.Stream()  # type: ignore[no-untyped-call]
+        """Kernels are compiled, and libraries begun, before anything is recorded: neither can be. All on one stream:
+        each keeps what memory it once had."""
+        beside = self._beside
         beside.wait_stream(torch.cuda.current_stream())
         with torch.cuda.stream(beside):
             work()

@@ -9,6 +9,9 @@ from dataclasses import dataclass
 
 import torch
 
+SPLIT_BYTES_MAX = 256 << 20
+"""Of what attention, or a product, keeps between two passes; beyond it one pass does the whole, with the same bits."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AttentionTile:
