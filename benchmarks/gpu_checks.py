@@ -13,6 +13,7 @@ import torch
 
 from benchmarks.gpu_cache_checks import cache_checks
 from benchmarks.gpu_decoder import SMALL, random_decoder
+from benchmarks.gpu_far_checks import far_checks
 from benchmarks.gpu_place import ROW_BOUND, Check, Place, differ, worst
 from benchmarks.gpu_ranks import gathered_error, moved_error
 from benchmarks.gpu_sampling_checks import sampling_checks
@@ -47,6 +48,7 @@ def checks(place: Place) -> Iterator[Check]:
     yield from product_checks(place)
     yield from row_checks(place)
     yield from cache_checks(place)
+    yield from far_checks(place)
     yield from sampling_checks(place)
     for bits in (None, 8, 4) if place.large else (4,):
         name = "floats" if bits is None else f"int{bits}"
