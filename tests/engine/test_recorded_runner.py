@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 import torch
 import transformers as hf
+from torch.overrides import TorchFunctionMode
 
 from engine.batch import Unread
 from engine.cache.kv_cache import KVCache
@@ -16,6 +17,7 @@ from engine.recorded_runner import ROWS, RecordedRunner
 from engine.runner import TransformerRunner
 from tests.engine.conftest import BLOCK_SIZE
 from tests.fakes.batches import BatchItem, batch_of
+from tests.fakes.lagging_lane import LaggingLane
 
 BLOCKS = 64
 
@@ -35,6 +37,20 @@ class Tape:
             work()
 
         return replay
+
+
+class LaterCopies(TorchFunctionMode):
+    """Copies that need not be waited for are steps of a lane, which does them when somebody waits."""
+
+    def __init__(self, lane):
+        super().__init__()
+        self.lane = lane
+
+    def __torch_function__(self, function, types, args=(), kwargs=None):
+        if function is not torch.Tensor.copy_ or not (kwargs or {}).get("non_blocking"):
+            return function(*args, **(kwargs or {}))
+        self.lane.step(lambda: function(*args))
+        return args[0]
 
 
 @pytest.fixture(scope="module")
@@ -122,6 +138,36 @@ def test_tokens_that_nobody_has_read_are_put_in_on_the_way(model, count):
         found = each.run(replace(step, token_ids=hidden.copy(), unread=told)).clone()
         assert torch.equal(found, each.run(step))
     assert tape.replayed == before + 2
+
+
+def test_the_inputs_of_a_step_are_filled_while_those_of_the_one_before_it_are_on_their_way(model):
+    """As on a GPU, which takes them over when it comes to that step."""
+    lane, cache, plain = LaggingLane(), cache_of(model), TransformerRunner(model, cache_of(model))
+
+    def record(work):
+        work()
+        return lambda: lane.step(work)
+
+    runner = RecordedRunner(model, cache, record, rows_max=4, blocks_max=40)
+    runner.record_all()
+    steps = [
+        batch(item([20], 0, (1,)), item([21], 0, (2,))),
+        batch(item([30], 1, (1,)), item([31], 1, (2,)), item([32], 0, (3,))),
+        batch(item([40], 0, (4,))),
+        batch(item([50], 2, (1,)), item([51], 1, (4,))),
+    ]
+    found, asked = [], []
+    with torch.inference_mode(), LaterCopies(lane):
+        for step in steps:
+            logits = runner.run(step)
+            lane.step(lambda logits=logits: found.append(logits.clone()))
+            asked.append(lane.steps())
+            for before in asked[:-1]:
+                before.wait()
+            assert len(found) == len(asked) - 1, "while one is computed, the next has been asked for"
+        asked[-1].wait()
+    for step, logits in zip(steps, found, strict=True):
+        assert torch.equal(logits, plain.run(step))
 
 
 @pytest.mark.parametrize("rows_max", [1, 2, 7, 12, 64])
