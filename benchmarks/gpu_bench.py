@@ -90,11 +90,11 @@ def measure_attention(report: Report, device: torch.device) -> None:
         run = partial(attention, q, kv, 0, meta, dim**-0.5, None)
         cost = floors.prompt_attention_cost(count, context)
         used = report.time(f"attention, {count} prompts of {context}", run, cost)
-        factors = [
+        q, k, v = (
             torch.randn(count, each, context, dim, device=device).to(kv.dtype)
             for each in (heads, kv_heads, kv_heads)
-        ]
-        run = partial(scaled_dot_product_attention, *factors, is_causal=True, enable_gqa=True)
+        )
+        run = partial(scaled_dot_product_attention, q, k, v, is_causal=True, enable_gqa=True)
         other = report.time(f"torch's, not paged, {count} prompts of {context}", run, cost)
         report.cost_of_one_tile(f"attention, {count} prompts of {context}", used, {"torch's": other})
     shapes = ((1, 512), (1, 32768), (8, 4096), (64, 512), (64, 4096))
@@ -168,7 +168,7 @@ def measure_heads(report: Report, device: torch.device) -> None:
     for dtype, count in product((torch.bfloat16, *CODE_MAX), (64, 4096)):
         kv, meta = paged([count], count, device, layers=1, dtype=dtype)
         every = [SIZES.heads, SIZES.kv_heads, SIZES.kv_heads]
-        q, k, v = torch.randn(count, sum(every), SIZES.dim, device=device).split(every, dim=1)
+        q, k, v = torch.split(torch.randn(count, sum(every), SIZES.dim, device=device), every, dim=1)
         angles = Angles(meta.positions, *torch.rand(2, count, SIZES.dim // 2, device=device))
         run = partial(rotate_and_write, q, k, v, angles, kv, 0, meta.slots)
         report.time(f"heads placed, {dtype_name(dtype)}, {count}", run, floors.heads_cost(count, dtype))
@@ -270,12 +270,14 @@ def paged(
 
 def _median_ms(run: Callable[[], object], times: int = 20) -> float:
     run()
-    events = [
-        (torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)) for _ in range(times)
-    ]
+    events = [(_event(), _event()) for _ in range(times)]
     for start, end in events:
         start.record()
         run()
         end.record()
     torch.cuda.synchronize()
-    return sorted(start.elapsed_time(end) for start, end in events)[times // 2]
+    return float(sorted(start.elapsed_time(end) for start, end in events)[times // 2])
+
+
+def _event() -> torch.cuda.Event:
+    return torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]

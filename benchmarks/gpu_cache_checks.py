@@ -42,7 +42,7 @@ def cache_checks(place: Place) -> Iterator[Check]:
 def _heads(place: Place, dim: int) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
     """(q, k, v) as slices of one projection, 3 query and 2 key heads; positions."""
     fused = place.random(4, 7, dim)
-    q, k, v = fused.split([3, 2, 2], dim=1)
+    q, k, v = torch.split(fused, [3, 2, 2], dim=1)
     return q, k, v, torch.tensor([0, 1, 77, 30], dtype=torch.int32, device=place.device)
 
 
@@ -130,7 +130,7 @@ def _staged_differ(place: Place) -> float:
     """Blocks that are still being computed go to host memory, and come back before the next step reads them."""
     cache = _staged(place)
     for turn in range(3):
-        torch.cuda._sleep(20_000_000)
+        torch.cuda._sleep(20_000_000)  # type: ignore[no-untyped-call]
         cache.tensor.fill_(turn + 1.0)
         chosen = torch.randperm(64)[:33].tolist()
         cache.to_host(chosen, nothing, nothing)
@@ -153,7 +153,7 @@ def _beside_differ(place: Place) -> float:
     sent, received, others = slice(0, 21), slice(21, 42), slice(42, 64)
     worst_found = 0.0
     for turn in range(3):
-        torch.cuda._sleep(20_000_000)
+        torch.cuda._sleep(20_000_000)  # type: ignore[no-untyped-call]
         cache.tensor[sent] = turn + 1.0
         cache.to_host(range(21), nothing, nothing)
         for _ in range(50):

@@ -4,7 +4,7 @@ Shapes are those that decide what is compiled: dtypes, head sizes, tiles, what t
 computes.
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import partial
 from itertools import product
@@ -95,13 +95,13 @@ def product_calls() -> Iterator[Call]:
             name: partial(quantized_linear, x, pack_integers(integers, each, HOST), dtype=dtype)
             for name, each in ((", biased", bias), ("", None))
         }
-        standing = ", biased" if dtype == torch.bfloat16 or (bits, offsets) == (4, "zeros") else None
+        stands = ", biased" if dtype == torch.bfloat16 or (bits, offsets) == (4, "zeros") else None
         name = f"int{bits}, {offsets}, x {dtype_name(dtype)}"
-        yield from _tiled(name, QUANTIZED[dtype.itemsize], ways, standing)
+        yield from _tiled(name, QUANTIZED[dtype.itemsize], ways, stands)
 
 
 def _tiled(
-    name: str, tiles: Tiles, ways: dict[str, Callable[..., object]], standing: str | None
+    name: str, tiles: Tiles, ways: Mapping[str, Callable[..., object]], standing: str | None
 ) -> Iterator[Call]:
     """The first tile, which is used, in all ways; the others as a benchmark has them, without a bias. Not split, and
     split. standing: the way that stands for all."""
@@ -113,7 +113,7 @@ def _tiled(
 
 
 def other_calls() -> Iterator[Call]:
-    q, k, v = torch.zeros(3, 48, 128).split([32, 8, 8], dim=1)
+    q, k, v = torch.split(torch.zeros(3, 48, 128), [32, 8, 8], dim=1)
     places, slots = torch.zeros(3, dtype=torch.int32), torch.zeros(3, dtype=torch.int64)
     angles = torch.zeros(32, 64)
     made: list[tuple[str, Callable[[], object]]] = []
@@ -125,8 +125,8 @@ def other_calls() -> Iterator[Call]:
     made.append(("n = 4096", partial(rows.rms_norm, torch.zeros(3, 4096), torch.zeros(4096), 1e-5)))
     for width in (4096, 8192):
         x = torch.zeros(3, width)
-        run = partial(rows.add_rms_norm, x, x.clone(), torch.zeros(width), 1e-5)
-        made.append((f"n = {width}, residual", run))
+        add = partial(rows.add_rms_norm, x, x.clone(), torch.zeros(width), 1e-5)
+        made.append((f"n = {width}, residual", add))
     made.append(("n = 4096, gate", partial(rows.silu_mul, torch.zeros(3, 8192))))
     made.append(("blocks", partial(blocks.gather_blocks, cache, torch.zeros(1, dtype=torch.int64))))
     for vocab in (4096, 4099):

@@ -29,6 +29,8 @@ from engine.kernels.triton.linear import PackedFloats, float_linear
 from engine.kernels.triton.quantized import pack_integers, quantized_linear
 from engine.kernels.triton.tiles import linear_tile, quantized_tile
 
+__all__ = ["INTEGERS", "Place", "checks", "quantized_weight"]
+
 ATTENTION_BOUNDS = {torch.float32: 5e-6, torch.float16: 3e-3, torch.bfloat16: 2e-2}
 """Absolute, on values of unit variance, by what softmax weights are rounded to."""
 
@@ -122,7 +124,7 @@ def _attend(scene: Scene, runs: list[Run]) -> list[torch.Tensor]:
     geometry = scene.geometry
     scale = geometry.dim**-0.5
     out = attention(scene.rows(runs), scene.cache, LAYER, scene.meta(runs), scale, geometry.window)
-    return list(out.split([end - first for _, first, end in runs]))
+    return list(torch.split(out, [end - first for _, first, end in runs]))
 
 
 def _attention_error(place: Place, geometry: Geometry) -> float:
@@ -283,6 +285,6 @@ def _logits(decoder: Decoder, device: torch.device, batches: list[list[Run]]) ->
         token_ids = torch.cat([tokens[sequence][first:end] for sequence, first, end in runs]).to(device)
         every = torch.arange(len(token_ids), device=device)
         logits = decoder.forward(token_ids, scene.cache, scene.meta(runs), every).cpu()
-        for run, part in zip(runs, logits.split([end - first for _, first, end in runs]), strict=True):
+        for run, part in zip(runs, torch.split(logits, [end - first for _, first, end in runs]), strict=True):
             found[run[0]].append(part)
     return torch.cat([part for parts in found for part in parts])

@@ -94,9 +94,12 @@ class _Packer:
     def product(self, rows: int, columns: int) -> PackedLinear:
         if self._bits is None:
             return self._backend.pack(self.random(rows, columns) / columns**0.5)
-        made = {"generator": self._random, "device": self._random.device}
-        codes = torch.randint(0, 1 << self._bits, (rows, columns), dtype=torch.uint8, **made)
-        scales = (torch.rand(rows, columns // GROUP, **made) * (4 / columns**0.5 / (1 << self._bits))).half()
+        random, device = self._random, self._random.device
+        codes = torch.randint(
+            0, 1 << self._bits, (rows, columns), dtype=torch.uint8, generator=random, device=device
+        )
+        uniform = torch.rand(rows, columns // GROUP, generator=random, device=device)
+        scales = (uniform * (4 / columns**0.5 / (1 << self._bits))).half()
         half = 1 << (self._bits - 1)
         least = -half * scales if self._bits == 4 else None
         return self._backend.pack_quantized(

@@ -78,7 +78,7 @@ class CompilingDriver:
         JITFunction.run = compile_only
 
     def get_current_device(self) -> int:
-        return self._local.capability
+        return int(self._local.capability)
 
     def get_current_stream(self, _: int) -> int:
         return 0

@@ -119,7 +119,8 @@ def time_attention(
     kv = torch.empty(blocks, LAYERS, 2, BLOCK_SIZE, KV_HEADS, row_elements(kv_dtype), dtype=kv_dtype)
     slots = torch.arange(blocks * BLOCK_SIZE)
     for layer in range(LAYERS):
-        kernels.write_kv(kv, layer, *torch.randn(2, len(slots), KV_HEADS, HEAD_DIM), slots)
+        k, v = torch.randn(2, len(slots), KV_HEADS, HEAD_DIM)
+        kernels.write_kv(kv, layer, k, v, slots)
     q = torch.randn(sequences * rows, HEADS, HEAD_DIM)
     meta = AttentionMeta(
         positions=torch.arange(context - rows, context, dtype=torch.int32).repeat(sequences),

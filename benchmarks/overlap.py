@@ -27,7 +27,7 @@ from prefill_worker.worker import HandOff, PrefillWorker
 from service.config import DEFAULT_MODEL
 from service.machine import free_memory_bytes
 from service.model_source import resolve_model
-from service.orders import AttemptKey, SequenceOrder
+from service.orders import AttemptKey, Choice, SequenceOrder
 from service.reports import Report, TokenReport
 
 KEY = bytes(32)
@@ -64,7 +64,7 @@ class Target:
 def order_of(engine: Engine, tokens: int) -> SequenceOrder:
     return SequenceOrder(
         key=AttemptKey(request_id=secrets.token_hex(4), attempt=1),
-        choice=0,
+        choices=(Choice(index=0, seed=0),),
         token_ids=tuple(secrets.randbelow(engine.config.vocab_size) for _ in range(tokens)),
         prompt_tokens=tokens,
         max_tokens=8,
@@ -74,7 +74,6 @@ def order_of(engine: Engine, tokens: int) -> SequenceOrder:
         top_p=1.0,
         top_k=0,
         min_p=0.0,
-        seed=0,
         logprobs=None,
     )
 
@@ -85,7 +84,6 @@ def hand_off_of(engine: Engine, order: SequenceOrder, endpoints: tuple[str, ...]
         secrets.token_bytes,
         request_id=order.key.request_id,
         attempt=1,
-        choice=0,
         source=SOURCE,
         target=TARGET,
         layout_fingerprint=layout.fingerprint(),

@@ -52,7 +52,7 @@ class Load:
                 await self._ask(heard, None)
 
         await asyncio.gather(*(go_on() for _ in range(CALLERS)))
-        return heard.ends["OK"] / (self._options.seconds / 2)
+        return float(heard.ends["OK"] / (self._options.seconds / 2))
 
     async def at(self, rate: float) -> tuple[Heard, float]:
         """What is heard at so many requests a second, and for how many seconds it was counted."""

@@ -78,7 +78,7 @@ def likelihood(
     the built-in model's if None."""
     path = path or resolve_model(DEFAULT_MODEL)
     backend = choose_backend(dtype, threads).backend
-    if isinstance(backend, CpuBackend) and kv_dtype not in {None, *backend.kv_dtypes}:
+    if isinstance(backend, CpuBackend) and kv_dtype is not None and kv_dtype not in backend.kv_dtypes:
         backend, kv_dtype = _rounding_to(kv_dtype, dtype, threads), torch.float32
     model = load_model(path, backend, len(ids), quantization)
     config = model.config

@@ -11,7 +11,7 @@ import subprocess
 import sys
 import time
 
-PARTS = {
+PARTS: dict[str, str | tuple[str, str]] = {
     "interpreter": "",
     "gateway: imports": "import gateway.gateway",
     "gateway: tokenizer": (

@@ -8,7 +8,7 @@ cache). Each is the fastest of several.
 
 import argparse
 import time
-from collections import Counter
+from collections import defaultdict
 from collections.abc import Callable
 from typing import Any
 
@@ -18,6 +18,7 @@ import torch
 from engine.batch import Batch, Shape, lay_out
 from engine.cache.kv_cache import KVCache
 from engine.cache.layout import KVLayout
+from engine.collective import ALONE, Collective
 from engine.kernels.backend import Decoder, DecoderWeights
 from engine.kernels.composed import ComposedDecoder
 from engine.kernels.cpu.backend import CpuBackend
@@ -50,7 +51,7 @@ class TimedOperations:
     """Adds up what each operation takes, in seconds."""
 
     def __init__(self, operations: CpuOperations) -> None:
-        self.taken = Counter[str]()
+        self.taken: defaultdict[str, float] = defaultdict(float)
         self._operations = operations
 
     def __getattr__(self, name: str) -> Callable[..., Any]:
@@ -70,9 +71,9 @@ class OneAtATime(CpuOperations):
 
     timed: TimedOperations
 
-    def decoder(self, weights: DecoderWeights) -> Decoder:
+    def decoder(self, weights: DecoderWeights, collective: Collective = ALONE) -> Decoder:
         self.timed = TimedOperations(self)
-        return ComposedDecoder(weights, self.timed)
+        return ComposedDecoder(weights, self.timed, collective)
 
 
 def main() -> None:
@@ -85,8 +86,8 @@ def main() -> None:
     arguments = parser.parse_args()
     torch.set_num_threads(arguments.threads)
     library = TimedLibrary(built(default_cache_folder(), COMPILERS, host_flags()))
-    native = CpuBackend(torch.bfloat16, Crew(library, arguments.threads))
-    single = OneAtATime(torch.bfloat16, arguments.threads, library)
+    crew = Crew(library, arguments.threads)
+    native, single = CpuBackend(torch.bfloat16, crew), OneAtATime(torch.bfloat16, crew)
     path = resolve_model("smollm2-135m-instruct")
     models = [load_model(path, each, arguments.context, arguments.quantization) for each in (native, single)]
     print(
@@ -151,7 +152,7 @@ def measure_parts(
         runner.run(batch)
         taken = backend.timed.taken
         products_s, attention_s = taken["linear"], taken["attention"]
-        parts.append((products_s, attention_s, taken.total() - products_s - attention_s))
+        parts.append((products_s, attention_s, sum(taken.values()) - products_s - attention_s))
     products, attentions, rests = zip(*parts[1:], strict=True)
     return min(products), min(attentions), min(rests)
 

@@ -28,7 +28,8 @@ def compare(
     owner: Client, asking: Client, pairs: int, tokens: int, dice: random.Random
 ) -> tuple[list[float], list[float]]:
     """Times of one who asks for what the owner has cached, and for what nobody has."""
-    cached, new = [], []
+    cached: list[float] = []
+    new: list[float] = []
     for _ in range(pairs):
         known, unknown = ([dice.randrange(1000, 40000) for _ in range(tokens)] for _ in range(2))
         seconds(owner, known)
