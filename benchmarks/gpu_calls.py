@@ -59,23 +59,36 @@ _STANDING = {
     (torch.float32, 256, None),
     (torch.int8, 128, None),
     (torch.float8_e4m3fn, 128, None),
+    (torch.float8_e4m3fn, 256, WINDOW),
 }
 """Of attention: the sizes of most models, and those that take most registers."""
+
+_GROUP = 4
+_OTHERS = ((80, _GROUP), (96, _GROUP), (128, 1), (128, 8))
+"""Of attention: sizes of heads, and query heads of a key head, that are looked at with a window alone, which takes
+more."""
 
 
 def attention_calls() -> Iterator[Call]:
     """Prompts and single rows."""
     for dtype, dim, window in product((*DTYPES, *CODE_MAX), DIMS, (None, WINDOW)):
-        geometry = Geometry(kv_heads=2, group=4, dim=dim, block_size=16, dtype=dtype, window=window)
-        scene = Scene([20, 9], geometry, HOST)
-        for runs in ([(0, 0, 20), (1, 0, 9)], [(0, 19, 20), (1, 8, 9)]):
-            arguments = (scene.rows(runs), scene.cache, LAYER, scene.meta(runs), dim**-0.5, window)
-            yield Call(
-                shape=f"{dtype_name(dtype)}, d = {dim}{', window' if window else ''}",
-                run=partial(attention, *arguments),
-                tile=attention_tile(dtype, dim),
-                stands_for_all=(dtype, dim, window) in _STANDING,
-            )
+        yield from _attention(dtype, dim, _GROUP, window)
+    for dtype, (dim, group) in product((torch.bfloat16, *CODE_MAX), _OTHERS):
+        yield from _attention(dtype, dim, group, WINDOW)
+
+
+def _attention(dtype: torch.dtype, dim: int, group: int, window: int | None) -> Iterator[Call]:
+    geometry = Geometry(kv_heads=2, group=group, dim=dim, block_size=16, dtype=dtype, window=window)
+    scene = Scene([20, 9], geometry, HOST)
+    grouped = "" if group == _GROUP else f", groups of {group}"
+    for runs in ([(0, 0, 20), (1, 0, 9)], [(0, 19, 20), (1, 8, 9)]):
+        arguments = (scene.rows(runs), scene.cache, LAYER, scene.meta(runs), dim**-0.5, window)
+        yield Call(
+            shape=f"{dtype_name(dtype)}, d = {dim}{grouped}{', window' if window else ''}",
+            run=partial(attention, *arguments),
+            tile=attention_tile(dtype, dim),
+            stands_for_all=(dtype, dim, window) in _STANDING and group == _GROUP,
+        )
 
 
 def product_calls() -> Iterator[Call]:
@@ -89,6 +102,9 @@ def product_calls() -> Iterator[Call]:
         }
         standing = ", biased" if dtype == torch.bfloat16 else ""
         yield from _tiled(dtype_name(dtype), LINEAR[dtype.itemsize], ways, standing)
+        odd = PackedFloats(weight=torch.zeros(outputs + 1, inputs, dtype=dtype), bias=None)
+        ways = {"": partial(float_linear, x, odd)}
+        yield from _tiled(f"{dtype_name(dtype)}, odd columns", LINEAR[dtype.itemsize][:1], ways, None)
     for dtype, (bits, offsets) in product(DTYPES, INTEGERS):
         integers = quantized_weight(outputs, inputs, bits, offsets)
         ways = {
