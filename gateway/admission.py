@@ -30,6 +30,10 @@ CROWD_SHARE = 2.0
 """A tenant may hold so many times what is still free, so that whoever comes later finds room."""
 MARGIN = 1.15
 """Whoever is told to wait should not be told later that it was in vain: what is predicted may take so much longer."""
+LIGHT_TOKENS_MAX = 64
+"""Of a prompt: those of more are never light."""
+LIGHT_SHARE = 0.5
+"""Of the seats, up to which light prompts pass those that wait to be computed: these want seats afterwards."""
 STRAIN_S, STRAIN_BRANCHES = 10.0, 4
 """How long there counts as being too much to do after somebody was refused, or not served in time, beside so many that
 run: where fewer do, it was not their number."""
@@ -52,21 +56,24 @@ class Bounds:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Window:
     """How much the workers take at once: sequences; and requests and tokens in prompts that are not computed yet,
-    whichever is more. What is larger than any of it goes alone."""
+    whichever is more. What is larger than any of it goes alone. light_tokens: a prompt of so many hardly delays
+    anybody, whoever computes it, and waits for a seat alone."""
 
     branches: int
     prompts: int
     prompt_tokens: int
+    light_tokens: int = 0
 
 
 @dataclass(slots=True, eq=False)
 class _Waiter:
-    """waited: whether it could not go at once."""
+    """waited: whether it could not go at once. light: among the light ones, if it is one."""
 
     cost: Cost
     deadline: float | None
     turn: asyncio.Future[None]
     waited: bool = False
+    light: "Ticketed[Ticketed[_Waiter]] | None" = None
 
 
 class Held:
@@ -137,6 +144,7 @@ class Admission:
         self._clock = clock
         self._window = window
         self._queue: FairQueue[_Waiter] = FairQueue(weight)
+        self._light: FairQueue[Ticketed[_Waiter]] = FairQueue(weight)
         self._pace = Pace(clock())
         self._held: dict[str, Cost] = {}
         self._all = self._waiting = self._running = self._uncomputed = NOTHING
@@ -182,6 +190,8 @@ class Admission:
         rank = now + request.priority * PRIORITY_S
         self._tick()
         entry = self._queue.push(request.tenant, cost.tokens, rank, waiter)
+        if cost.prompt_tokens <= LIGHT_TOKENS_MAX:
+            waiter.light = self._light.push(request.tenant, cost.tokens, rank, entry)
         self._waiting += cost
         try:
             self.look()
@@ -210,6 +220,7 @@ class Admission:
             elif self._room(waiter.cost, window):
                 self._go(entry)
             else:
+                self._let_pass(waiter.cost, window)
                 return
 
     def change(self, held: Held, cost: Cost) -> None:
@@ -247,9 +258,31 @@ class Admission:
         """How long so much takes as a request is. For its place to ask."""
         return _retry_after_ms(self._pace.wait_s(_work(place.cost))) / 1000
 
+    def _let_pass(self, first: Cost, window: Window | None) -> None:
+        """Whose prompts are light pass one that waits for its own to be computed, and not one that waits for seats."""
+        while (light := self._light.first()) is not None and self._passes(
+            light.item.item.cost, first, window
+        ):
+            if light.item.item.turn.done():  # cancelled, and about to leave
+                self._leave(light.item)
+            else:
+                self._go(light.item)
+
+    def _passes(self, cost: Cost, first: Cost, window: Window | None) -> bool:
+        """first: of the one whose turn it is."""
+        if window is None or cost.prompt_tokens > window.light_tokens:
+            return False
+        taken = self._running.branches
+        return (
+            taken + first.branches <= window.branches
+            and taken + cost.branches <= LIGHT_SHARE * window.branches
+        )
+
     def _go(self, entry: Ticketed[_Waiter]) -> None:
         cost = entry.item.cost
         self._waiting -= cost
+        if entry.item.light is not None:
+            self._light.go(entry.item.light)
         self._queue.go(entry)
         self._running += cost
         self._uncomputed += Cost(requests=1, prompt_tokens=cost.prompt_tokens)
@@ -275,6 +308,8 @@ class Admission:
         if not entry.gone:
             self._waiting -= entry.item.cost
             self._queue.leave(entry)
+            if entry.item.light is not None:
+                self._light.leave(entry.item.light)
 
     async def _wait(self, waiter: _Waiter, tenant: str, now: float) -> None:
         """For its turn. A turn that comes with a cancellation is given back."""
@@ -348,8 +383,11 @@ class Admission:
         return max(self._pace.service_s(own), self._pace.wait_s(Work(0, own.answers * (1 + beside))))
 
     def _ahead(self, tenant: str, cost: Cost) -> Work:
-        """What goes before a request that comes now; as much of it in prompts as of all that waits."""
-        if not self._waiting.tokens:
+        """What goes before a request that comes now; as much of it in prompts as of all that waits. Nothing before one
+        that would pass."""
+        first = self._queue.first()
+        light = cost.prompt_tokens <= LIGHT_TOKENS_MAX
+        if first is None or (light and self._passes(cost, first.item.cost, self._window())):
             return NO_WORK
         return _work(self._waiting).scaled(self._queue.ahead(tenant, cost.tokens) / self._waiting.tokens)
 

@@ -64,9 +64,10 @@ class FairQueue(Generic[Item]):
         return self._lanes[min(found)[1]].first() if found else None
 
     def go(self, entry: Ticketed[Item]) -> None:
-        """The first one goes, and its tenant is charged."""
-        lane = self._lanes[entry.tenant]
-        self._level = max(self._level, lane.charged)
+        """One goes, and its tenant is charged; the level is that of the one whose turn it is."""
+        lane, first = self._lanes[entry.tenant], self.first()
+        assert first is not None, "one that goes has waited"
+        self._level = max(self._level, self._lanes[first.tenant].charged)
         lane.charged += entry.tokens / self._weight(entry.tenant)
         self.leave(entry)
 

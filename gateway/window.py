@@ -3,7 +3,7 @@ waits here can still be put in order. A pure function over views."""
 
 from collections.abc import Iterable
 
-from gateway.admission import Window
+from gateway.admission import LIGHT_TOKENS_MAX, Window
 from gateway.router import WorkerView
 
 SEATS_AHEAD = 1.25
@@ -23,4 +23,5 @@ def window_of(prefills: Iterable[WorkerView], decodes: Iterable[WorkerView]) -> 
         branches=int(seats * SEATS_AHEAD) + 1,
         prompts=PROMPTS_AHEAD * sources,
         prompt_tokens=PROMPT_TOKENS_AHEAD * sources,
+        light_tokens=LIGHT_TOKENS_MAX,
     )
