@@ -18,6 +18,7 @@ from gateway.cost import NOTHING, ONE, Cost, cost_of
 from gateway.fair_queue import FairQueue, Ticketed
 from gateway.pace import NO_WORK, REMEMBERED, Pace, Work
 from gateway.request import Request
+from gateway.window import LIGHT_TOKENS_MAX, Window
 from service.errors import DeadlineExpired, Exhausted
 from service.orders import PRIORITY_S
 
@@ -30,10 +31,6 @@ CROWD_SHARE = 2.0
 """A tenant may hold so many times what is still free, so that whoever comes later finds room."""
 MARGIN = 1.15
 """Whoever is told to wait should not be told later that it was in vain: what is predicted may take so much longer."""
-LIGHT_TOKENS_MAX = 64
-"""Of a prompt: those of more are never light."""
-LIGHT_SHARE = 0.5
-"""Of the seats, up to which light prompts pass those that wait to be computed: these want seats afterwards."""
 STRAIN_S, STRAIN_BRANCHES = 10.0, 4
 """How long there counts as being too much to do after somebody was refused, or not served in time, beside so many that
 run: where fewer do, it was not their number."""
@@ -51,18 +48,6 @@ class Bounds:
     tokens: int = 1 << 62
     bytes: int = 1 << 62
     shared: bool = False
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Window:
-    """How much the workers take at once: sequences; and requests and tokens in prompts that are not computed yet,
-    whichever is more. What is larger than any of it goes alone. light_tokens: a prompt of so many hardly delays
-    anybody, whoever computes it, and waits for a seat alone."""
-
-    branches: int
-    prompts: int
-    prompt_tokens: int
-    light_tokens: int = 0
 
 
 @dataclass(slots=True, eq=False)
@@ -259,7 +244,7 @@ class Admission:
         return _retry_after_ms(self._pace.wait_s(_work(place.cost))) / 1000
 
     def _let_pass(self, first: Cost, window: Window | None) -> None:
-        """Whose prompts are light pass one that waits for its own to be computed, and not one that waits for seats."""
+        """Light prompts go before the one whose turn it is, where they may."""
         while (light := self._light.first()) is not None and self._passes(
             light.item.item.cost, first, window
         ):
@@ -269,14 +254,7 @@ class Admission:
                 self._go(light.item)
 
     def _passes(self, cost: Cost, first: Cost, window: Window | None) -> bool:
-        """first: of the one whose turn it is."""
-        if window is None or cost.prompt_tokens > window.light_tokens:
-            return False
-        taken = self._running.branches
-        return (
-            taken + first.branches <= window.branches
-            and taken + cost.branches <= LIGHT_SHARE * window.branches
-        )
+        return window is not None and window.lets_pass(cost, first, self._running.branches)
 
     def _go(self, entry: Ticketed[_Waiter]) -> None:
         cost = entry.item.cost

@@ -31,6 +31,8 @@ class BoundedHttp(HttpToolsProtocol):
     _head_bytes = 0
     _patience: asyncio.TimerHandle | None = None
     _stall: asyncio.TimerHandle | None = None
+    _last_words: Response | None = None
+    """A refusal that waits for the answers to what came whole before it."""
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
@@ -52,7 +54,9 @@ class BoundedHttp(HttpToolsProtocol):
     def on_response_complete(self) -> None:
         """Reading may have been paused until now: what is on its way has its time from here."""
         super().on_response_complete()
-        if self._patience is not None:
+        if self._last_words is not None and not self.transport.is_closing():
+            self._refuse(self._last_words)
+        elif self._patience is not None:
             self._wait(BODY_S)
 
     def on_message_begin(self) -> None:
@@ -73,6 +77,8 @@ class BoundedHttp(HttpToolsProtocol):
         super().on_message_complete()
 
     def data_received(self, data: bytes) -> None:
+        if self._last_words is not None:
+            return  # nothing is made of what comes behind it
         self._idle_bytes += len(data)
         super().data_received(data)
         if self._idle_bytes > HEAD_BYTES_MAX and not self.transport.is_closing():
@@ -139,6 +145,11 @@ class BoundedHttp(HttpToolsProtocol):
             return bool(self.pipeline)
         return cycle.response_started or not cycle.more_body or bool(self.pipeline)
 
+    def _owes(self) -> bool:
+        """An answer to a request that came whole."""
+        cycle = self.cycle
+        return (cycle is not None and not (cycle.response_complete or cycle.more_body)) or bool(self.pipeline)
+
     def _count_head(self, *parts: bytes) -> None:
         """What is too long is no request to the parser: it reads no further."""
         self._head_bytes += sum(map(len, parts))
@@ -149,7 +160,10 @@ class BoundedHttp(HttpToolsProtocol):
         self._refuse(plain_error(431, f"headers: at most {HEAD_BYTES_MAX} bytes", "headers_too_large"))
 
     def _refuse(self, response: Response) -> None:
-        """Ends the connection; says why unless an answer is on its way already."""
+        """Ends the connection, behind the answers to what came whole; says why unless another one is on its way."""
+        if self._owes():
+            self._last_words = response
+            return
         if not self._answers():
             status = response.status_code
             headers = b"".join(b"%s: %s\r\n" % pair for pair in response.raw_headers)

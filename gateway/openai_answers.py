@@ -134,13 +134,13 @@ class Answer:
         return number * self._requests[0].n + delta.choice
 
     def _begin(self, choice: _Choice, delta: Delta) -> None:
+        choice.cached = delta.cached_tokens
         if delta.scores is not None:
             choice.scores = delta.scores
 
     def _count(self, choice: _Choice, delta: Delta) -> None:
         choice.begun = True
         choice.generated += len(delta.tokens) + delta.unseen_tokens
-        choice.cached = delta.cached_tokens
 
     def _logprobs(self, choice: _Choice, echoed: Sequence[Token], tokens: Sequence[Token]) -> JsonDict | None:
         request = choice.request

@@ -6,8 +6,9 @@ from dataclasses import replace
 
 import pytest
 
-from gateway.admission import RETRY_AFTER_MS, Admission, Bounds, Window
+from gateway.admission import RETRY_AFTER_MS, Admission, Bounds
 from gateway.cost import cost_of
+from gateway.window import Window
 from service.errors import DeadlineExpired, Exhausted
 from tests.fakes.places import placed
 from tests.fakes.scripted_workers import make_request

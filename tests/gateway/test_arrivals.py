@@ -5,10 +5,10 @@ from contextlib import aclosing
 
 import pytest
 
-from gateway.admission import Window
 from gateway.arrivals import Arrivals
 from gateway.mailbox import Mailbox, Turnstile, Unwanted
 from gateway.request import EndReason
+from gateway.window import Window
 from service.errors import InternalFault
 from service.orders import Beam
 from service.reports import TokenEnd

@@ -4,7 +4,7 @@ import asyncio
 
 import pytest
 
-from gateway.admission import Window
+from gateway.window import Window
 from service.errors import Ending
 from tests.gateway.test_orchestrator import ANSWER, SHOWN, Reader, Scene, reach
 

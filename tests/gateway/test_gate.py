@@ -13,12 +13,13 @@ from crossdock.v1 import inference_pb2 as pb
 from crossdock.v1 import inference_pb2_grpc
 from gateway import api_keys
 from gateway.access import Access
-from gateway.admission import Admission, Bounds, Window
+from gateway.admission import Admission, Bounds
 from gateway.api_keys import ApiKeys
 from gateway.cost import Cost
 from gateway.openai_http import openai_app
 from gateway.reading import Reading
 from gateway.servicer import InferenceServicer
+from gateway.window import Window
 from service.errors import Exhausted
 from service.server import bind, create_server
 from service.status import PUSHBACK_KEY

@@ -125,6 +125,21 @@ async def test_what_is_on_its_way_behind_a_request_cuts_nothing_off_its_answer(s
     assert rest == b"" or b" 408 " in rest
 
 
+@pytest.mark.parametrize("garbage", [b"}", b"\x00\xff", b"GET / HTTP/9\r\n\r\n"])
+@pytest.mark.parametrize("requests", [1, 3])
+async def test_what_is_no_request_takes_nothing_from_the_answers_to_those_before_it(
+    server, garbage, requests
+):
+    """It is refused behind them."""
+    whole = b"POST / HTTP/1.1\r\nhost: x\r\ncontent-length: 4\r\n\r\nabcd"
+    said = await answer_to(server, whole * requests + garbage, b"more of it", every_s=0.05)
+    answers, _, refusal = said.rpartition(b"\r\n\r\nabcd")
+    assert answers.count(b"HTTP/1.1 200 ") == requests
+    assert refusal.startswith((b"HTTP/1.1 400 ", b"HTTP/1.1 431 ")) and b'"error"' in refusal
+    streamed = await answer_to(server, b"GET /slow HTTP/1.1\r\nhost: x\r\n\r\n" + garbage)
+    assert streamed.count(b"part") == PARTS and b"0\r\n\r\nHTTP/1.1 4" in streamed
+
+
 async def test_a_slow_request_that_ends_in_time_is_answered_and_so_is_the_next(server):
     head = b"POST / HTTP/1.1\r\nhost: x\r\ncontent-length: 4\r\n\r\n"
     host, port = server.url.removeprefix("http://").split(":")

@@ -4,7 +4,7 @@ import asyncio
 
 import pytest
 
-from gateway.admission import LIGHT_TOKENS_MAX, Window
+from gateway.window import LIGHT_TOKENS_MAX, Window
 from service.errors import Exhausted
 from tests.gateway.test_admission import measured, scene_of, settle
 

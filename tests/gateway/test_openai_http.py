@@ -97,6 +97,13 @@ async def test_a_chat_stream_begins_with_the_role(post, scripted, batches, token
     assert last["usage"]["completion_tokens"] == 2
 
 
+async def test_the_first_chunk_knows_already_what_was_cached(post, scripted, batches, tokenizer):
+    source = scripted(*batches(tokenizer.encode("Hello there"), cached_tokens=3))
+    body = chat("hi", stream=True, stream_options={"include_usage": True, "continuous_usage_stats": True})
+    events = events_of(await post(source, "/v1/chat/completions", body))
+    assert [event["usage"]["prompt_tokens_details"]["cached_tokens"] for event in events] == [3] * 4
+
+
 async def test_usage_is_absent_from_a_stream_unless_asked_for(post, scripted, batches):
     events = events_of(await post(scripted(*batches([500])), "/v1/completions", completion(stream=True)))
     assert len(events) == 1 and "usage" not in events[0]

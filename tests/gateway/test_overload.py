@@ -7,7 +7,8 @@ from dataclasses import replace
 
 import pytest
 
-from gateway.admission import Admission, Bounds, Window
+from gateway.admission import Admission, Bounds
+from gateway.window import Window
 from service.errors import DeadlineExpired, Exhausted
 from tests.fakes import virtual_time
 from tests.fakes.places import entered

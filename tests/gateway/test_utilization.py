@@ -5,9 +5,10 @@ import asyncio
 from pytest import approx
 
 from crossdock.mesh.v1 import load_report_pb2 as pb
-from gateway.admission import Admission, Bounds, Window
+from gateway.admission import Admission, Bounds
 from gateway.attach import DECODE, PREFILL
 from gateway.utilization import Utilization
+from gateway.window import Window
 from service.orca import TRAILER_KEY
 from tests.fakes.places import entered
 from tests.fakes.scripted_workers import BLOCK_SIZE, ScriptedWorker, make_pool, make_request
