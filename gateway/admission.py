@@ -18,7 +18,7 @@ from gateway.cost import NOTHING, ONE, Cost, cost_of
 from gateway.fair_queue import FairQueue, Ticketed
 from gateway.pace import NO_WORK, REMEMBERED, Pace, Work
 from gateway.request import Request
-from gateway.window import LIGHT_TOKENS_MAX, Window
+from gateway.window import Window
 from service.errors import DeadlineExpired, Exhausted
 from service.orders import PRIORITY_S
 
@@ -115,7 +115,7 @@ class Place:
 
 class Admission:
     """clock: seconds, the one that Request.deadline is on. window: what the workers take now; None when they take
-    nothing, and whoever asks them hears why. weight: a tenant's share."""
+    nothing, and whoever asks them hears why. weight: a tenant's share. light_tokens: prompts of no more may pass."""
 
     def __init__(
         self,
@@ -124,8 +124,10 @@ class Admission:
         clock: Callable[[], float],
         window: Callable[[], Window | None] = lambda: None,
         weight: Callable[[str], float] = lambda tenant: 1.0,
+        light_tokens: int = 0,
     ) -> None:
         self._bounds = bounds
+        self._light_tokens = light_tokens
         self._clock = clock
         self._window = window
         self._queue: FairQueue[_Waiter] = FairQueue(weight)
@@ -175,7 +177,7 @@ class Admission:
         rank = now + request.priority * PRIORITY_S
         self._tick()
         entry = self._queue.push(request.tenant, cost.tokens, rank, waiter)
-        if cost.prompt_tokens <= LIGHT_TOKENS_MAX:
+        if cost.prompt_tokens <= self._light_tokens:
             waiter.light = self._light.push(request.tenant, cost.tokens, rank, entry)
         self._waiting += cost
         try:
@@ -248,13 +250,10 @@ class Admission:
         while (light := self._light.first()) is not None and self._passes(
             light.item.item.cost, first, window
         ):
-            if light.item.item.turn.done():  # cancelled, and about to leave
-                self._leave(light.item)
-            else:
-                self._go(light.item)
+            self._go(light.item)
 
-    def _passes(self, cost: Cost, first: Cost, window: Window | None) -> bool:
-        return window is not None and window.lets_pass(cost, first, self._running.branches)
+    def _passes(self, light: Cost, first: Cost, window: Window | None) -> bool:
+        return window is not None and window.lets_pass(light, first, self._running.branches)
 
     def _go(self, entry: Ticketed[_Waiter]) -> None:
         cost = entry.item.cost
@@ -364,7 +363,7 @@ class Admission:
         """What goes before a request that comes now; as much of it in prompts as of all that waits. Nothing before one
         that would pass."""
         first = self._queue.first()
-        light = cost.prompt_tokens <= LIGHT_TOKENS_MAX
+        light = cost.prompt_tokens <= self._light_tokens
         if first is None or (light and self._passes(cost, first.item.cost, self._window())):
             return NO_WORK
         return _work(self._waiting).scaled(self._queue.ahead(tenant, cost.tokens) / self._waiting.tokens)

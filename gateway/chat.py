@@ -24,10 +24,10 @@ from service.errors import FieldViolation, InvalidRequest
 from service.model_source import ModelFilesError
 
 FIELD = "chat.messages"
-STEPS_MAX, STEPS_PER_MESSAGE_MAX = 10_000, 50
-"""Turns of loops and calls: of any conversation, and besides for each of its messages."""
+TURNS_MAX, TURNS_PER_MESSAGE_MAX = 10_000, 50
+"""Of loops, and calls: for any conversation, and besides for each of its messages."""
 
-_steps: ContextVar[Iterator[int]] = ContextVar("steps")
+_turns: ContextVar[Iterator[int]] = ContextVar("turns")
 """That are left to the template that is rendered."""
 
 # What a template can raise when a conversation is not of the shape it expects.
@@ -71,7 +71,7 @@ class ChatTemplate:
     ) -> str:
         """Raises InvalidRequest when the template refuses the messages or does too much with them, or the text is over
         the limit."""
-        _steps.set(iter(range(STEPS_MAX + STEPS_PER_MESSAGE_MAX * len(messages))))
+        _turns.set(iter(range(TURNS_MAX + TURNS_PER_MESSAGE_MAX * len(messages))))
         try:
             pieces = self._template.generate(
                 **self._special_tokens,
@@ -154,10 +154,9 @@ class _BoundedEnvironment(ImmutableSandboxedEnvironment):
             loop.iter = nodes.Filter(loop.iter, _COUNTED, [], [], None, None, lineno=loop.lineno)
         return tree
 
-    def call(
-        *args: Any, **kwargs: Any
-    ) -> Any:  # jinja2's: this environment, a context, what is called, its arguments
-        _step()
+    def call(*args: Any, **kwargs: Any) -> Any:
+        """As jinja2's: this environment, a context, what is called, its arguments."""
+        _turn()
         return ImmutableSandboxedEnvironment.call(*args, **kwargs)
 
 
@@ -168,12 +167,12 @@ Item = TypeVar("Item")
 
 def _counted(items: Iterable[Item]) -> Iterator[Item]:
     for item in items:
-        _step()
+        _turn()
         yield item
 
 
-def _step() -> None:
-    if next(_steps.get(), None) is None:
+def _turn() -> None:
+    if next(_turns.get(), None) is None:
         raise SecurityError("a template goes on and on")
 
 

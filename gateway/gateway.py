@@ -34,7 +34,7 @@ from gateway.served_model import ServedModel
 from gateway.servicer import InferenceServicer
 from gateway.tokenizer import Tokenizer, load_tokenizer
 from gateway.utilization import Utilization
-from gateway.window import window_of
+from gateway.window import LIGHT_TOKENS, window_of
 from gateway.worker_pool import WorkerPool, WorkerRecord
 from kvtransfer.ticket import key_check
 from service import orca, server, worker_access
@@ -227,6 +227,7 @@ class _Gateway:
             clock=time.monotonic,
             window=lambda: window_of(self._prefills.views(), self._decodes.views()),
             weight=self._weight,
+            light_tokens=LIGHT_TOKENS,
         )
 
     def _weight(self, tenant: str) -> float:

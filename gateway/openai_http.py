@@ -7,6 +7,7 @@ still has its own status.
 
 from collections.abc import Callable
 from contextlib import AbstractContextManager, AsyncExitStack, aclosing
+from functools import partial
 from importlib.metadata import version
 from typing import TypeVar
 
@@ -186,13 +187,11 @@ class _Face:
         request.state.names = call.names[0]
         size = sum(spec.ByteSize() for spec in call.specs)
         self._frontend.claim(held, call.specs, None, message_bytes=size)
+        accept = partial(self._frontend.accept, held=held, streamed=call.stream, sharing=len(call.specs))
         accepted = []
         for spec, names in zip(call.specs, call.names, strict=True):
             request.state.names = names
-            request_of_call = self._frontend.accept(
-                spec, None, held=held, streamed=call.stream, sharing=len(call.specs)
-            )
-            accepted.append(await request_of_call)
+            accepted.append(await accept(spec, None))
         self._frontend.settle(held, accepted)
         return accepted
 

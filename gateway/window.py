@@ -11,8 +11,8 @@ SEATS_AHEAD = 1.25
 """Sequences for each seat: those on top are computed, or sent, while a seat becomes free."""
 PROMPTS_AHEAD, PROMPT_TOKENS_AHEAD = 8, 8192
 """For each worker that computes prompts."""
-LIGHT_TOKENS_MAX = 64
-"""Of a prompt: those of more are never light."""
+LIGHT_TOKENS = 64
+"""A prompt of so many hardly delays anybody, whoever computes it, and waits for a seat alone."""
 LIGHT_SHARE = 0.5
 """Of the seats, up to which light prompts pass those that wait to be computed: these want seats afterwards."""
 
@@ -20,20 +20,18 @@ LIGHT_SHARE = 0.5
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Window:
     """How much the workers take at once: sequences; and requests and tokens in prompts that are not computed yet,
-    whichever is more. What is larger than any of it goes alone. light_tokens: a prompt of so many hardly delays
-    anybody, whoever computes it, and waits for a seat alone."""
+    whichever is more. What is larger than any of it goes alone."""
 
     branches: int
     prompts: int
     prompt_tokens: int
-    light_tokens: int = 0
 
-    def lets_pass(self, cost: Cost, first: Cost, taken: int) -> bool:
-        """Whether a request goes before the one whose turn it is. Light prompts pass one that waits for its own to be
-        computed, and not one that waits for seats. taken: sequences that run."""
-        if cost.prompt_tokens > self.light_tokens or taken + first.branches > self.branches:
+    def lets_pass(self, light: Cost, first: Cost, taken: int) -> bool:
+        """Whether a request with a light prompt goes before the one whose turn it is: where that one waits for its own
+        to be computed, and not for seats. taken: sequences that run."""
+        if taken + first.branches > self.branches:
             return False
-        return taken + cost.branches <= LIGHT_SHARE * self.branches
+        return taken + light.branches <= LIGHT_SHARE * self.branches
 
 
 def window_of(prefills: Iterable[WorkerView], decodes: Iterable[WorkerView]) -> Window | None:
@@ -47,5 +45,4 @@ def window_of(prefills: Iterable[WorkerView], decodes: Iterable[WorkerView]) -> 
         branches=int(seats * SEATS_AHEAD) + 1,
         prompts=PROMPTS_AHEAD * sources,
         prompt_tokens=PROMPT_TOKENS_AHEAD * sources,
-        light_tokens=LIGHT_TOKENS_MAX,
     )

@@ -23,8 +23,17 @@ from engine.model.load import load_model
 from engine.model.transformer import Transformer
 from engine.runner import TransformerRunner
 from tests.fakes.batches import BatchItem, batch_of
+from tests.fakes.tiny_checkpoint import write_tiny
 
 BLOCK_SIZE = 4
+
+
+@pytest.fixture(scope="session")
+def checkpoint(tmp_path_factory) -> Path:
+    """A folder with a tiny random model."""
+    folder: Path = tmp_path_factory.mktemp("tiny")
+    write_tiny(folder)
+    return folder
 
 
 @pytest.fixture(scope="session", params=["reference", "cpu"])

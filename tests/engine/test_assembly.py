@@ -11,18 +11,9 @@ from engine.errors import CapacityError, ModelError
 from engine.model.transformer import Quantization
 from engine.sequence import SamplingParams, Sequence, StopRules
 from engine.wishes import EngineWishes
-from tests.fakes.tiny_checkpoint import HEAD_DIM, KV_HEADS, LAYERS, POSITIONS, VOCAB, write_tiny
+from tests.fakes.tiny_checkpoint import BLOCK_BYTES, BLOCK_SIZE, POSITIONS, VOCAB
 
-BLOCK_SIZE = 4
-BLOCK_BYTES = LAYERS * 2 * BLOCK_SIZE * KV_HEADS * HEAD_DIM * 4
 GIB = 1 << 30
-
-
-@pytest.fixture(scope="module")
-def checkpoint(tmp_path_factory):
-    folder = tmp_path_factory.mktemp("tiny")
-    write_tiny(folder)
-    return folder
 
 
 @pytest.fixture

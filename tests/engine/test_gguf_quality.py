@@ -1,6 +1,5 @@
 """What rounding to each GGUF type costs a product, and what computing with it adds: weights of the default model."""
 
-import gguf
 import pytest
 import torch
 from gguf import GGMLQuantizationType as Type
@@ -10,7 +9,7 @@ from engine.kernels.cpu.operations import CpuOperations
 from engine.model.gguf_blocks import quantized_weight
 from engine.model.gguf_file import SERVED_TYPES, GgufFile
 from tests.engine.conftest import library_for
-from tests.fakes.gguf_quantizers import quantized
+from tests.fakes.gguf_quantizers import quantized, write_tensor
 
 BOUNDS = {
     Type.Q8_0: 0.0065,
@@ -64,12 +63,3 @@ def test_a_product_with_weights_of_a_type_keeps_within_its_bound(kind, weight, b
 
 def apart(found, exact):
     return float((found - exact).norm() / exact.norm())
-
-
-def write_tensor(path, stored, kind):
-    writer = gguf.GGUFWriter(path, "llama")
-    writer.add_tensor("t", stored, raw_dtype=kind)
-    writer.write_header_to_file()
-    writer.write_kv_data_to_file()
-    writer.write_tensors_to_file()
-    writer.close()

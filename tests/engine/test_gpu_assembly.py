@@ -15,18 +15,9 @@ from engine.sequence import SamplingParams, Sequence, StopRules
 from engine.wishes import EngineWishes
 from prefill_worker.role import PrefillRole
 from tests.fakes.pretended_gpu import PretendedGpu
-from tests.fakes.tiny_checkpoint import HEAD_DIM, KV_HEADS, LAYERS, write_tiny
+from tests.fakes.tiny_checkpoint import BLOCK_BYTES, BLOCK_SIZE
 
-BLOCK_SIZE = 4
-BLOCK_BYTES = LAYERS * 2 * BLOCK_SIZE * KV_HEADS * HEAD_DIM * 4
 GIB = 1 << 30
-
-
-@pytest.fixture(scope="module")
-def checkpoint(tmp_path_factory):
-    folder = tmp_path_factory.mktemp("tiny")
-    write_tiny(folder)
-    return folder
 
 
 @pytest.fixture
@@ -71,11 +62,11 @@ def test_a_decode_worker_on_a_gpu_replays_steps_begins_them_ahead_and_draws_ther
     engine = engine_of(DecodeRole())
     assert engine.device == "cuda:0"
     assert isinstance(engine.cache, StagedKVCache)
-    assert gpu.recorded == len([1, 2, 4]) and gpu.replayed > 0, "to warm up"
-    replayed, drawn = gpu.replayed, gpu.drawn
+    assert gpu.tape.recorded == len([1, 2, 4]) and gpu.tape.replayed > 0, "to warm up"
+    replayed, drawn = gpu.tape.replayed, gpu.drawn
     tokens, at_once = answer(engine)
     assert not at_once
-    assert (gpu.replayed - replayed, gpu.drawn - drawn) == (3, 4), "the first token comes of the prompt"
+    assert (gpu.tape.replayed - replayed, gpu.drawn - drawn) == (3, 4), "the first token comes of the prompt"
     monkeypatch.undo()
     assert answer(engine_of(DecodeRole())) == (tokens, True), "as the processor says it"
 
@@ -84,17 +75,17 @@ def test_an_eager_one_does_all_but_record(engine_of, gpu):
     engine = engine_of(DecodeRole(), enforce_eager=True)
     assert isinstance(engine.cache, StagedKVCache)
     _, at_once = answer(engine)
-    assert (gpu.recorded, at_once) == (0, False) and gpu.drawn > 0
+    assert (gpu.tape.recorded, at_once) == (0, False) and gpu.drawn > 0
 
 
 def test_one_that_shall_not_begin_ahead_tells_every_token_at_once(engine_of, gpu):
     _, at_once = answer(engine_of(DecodeRole(), ahead=False))
-    assert at_once and gpu.replayed > 0
+    assert at_once and gpu.tape.replayed > 0
 
 
 def test_a_prefill_worker_records_nothing_and_tells_its_tokens_at_once(engine_of, gpu):
     engine = engine_of(PrefillRole())
-    assert isinstance(engine.cache, StagedKVCache) and gpu.recorded == 0
+    assert isinstance(engine.cache, StagedKVCache) and gpu.tape.recorded == 0
     drawn = gpu.drawn
     _, at_once = answer(engine)
     assert at_once and gpu.drawn > drawn

@@ -11,6 +11,7 @@ from engine.errors import ModelError
 from engine.model.architecture import FactorRope, LinearRope
 from engine.model.config import read_config
 from engine.model.gguf_file import SERVED_TYPES, GgufFile
+from tests.fakes.gguf_quantizers import write_tensor
 
 TOKENS = [3, 17, 5, 91, 2, 44, 44, 8, 60, 23, 71, 1, 39]
 
@@ -179,15 +180,6 @@ def random_blocks(kind, shape):
     if kind in (Type.Q4_1, Type.Q5_1, Type.Q4_K, Type.Q5_K):
         blocks[:, 2:4] = scales[:, 2:]
     return blocks.reshape(shape[0], -1)
-
-
-def write_tensor(path, stored, kind):
-    writer = gguf.GGUFWriter(path, "llama")
-    writer.add_tensor("t", stored, raw_dtype=kind)
-    writer.write_header_to_file()
-    writer.write_kv_data_to_file()
-    writer.write_tensors_to_file()
-    writer.close()
 
 
 def test_the_configuration_is_read_from_the_metadata(random_model_of, tmp_path):

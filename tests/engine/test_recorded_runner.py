@@ -18,25 +18,9 @@ from engine.runner import TransformerRunner
 from tests.engine.conftest import BLOCK_SIZE
 from tests.fakes.batches import BatchItem, batch_of
 from tests.fakes.lagging_lane import LaggingLane
+from tests.fakes.tape import Tape
 
 BLOCKS = 64
-
-
-class Tape:
-    """Records as a device does: what was read and written then is read and written again, wherever it lay."""
-
-    def __init__(self):
-        self.recorded = self.replayed = 0
-
-    def __call__(self, work):
-        self.recorded += 1
-        work()
-
-        def replay():
-            self.replayed += 1
-            work()
-
-        return replay
 
 
 class LaterCopies(TorchFunctionMode):

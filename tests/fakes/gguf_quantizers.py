@@ -19,6 +19,16 @@ def quantized(weight, kind):
     return makers[kind](weight.reshape(-1, BLOCK)).reshape(len(weight), -1)
 
 
+def write_tensor(path, stored, kind):
+    """A file that holds it as `t`. stored: uint8 [out, bytes]."""
+    writer = gguf.GGUFWriter(path, "llama")
+    writer.add_tensor("t", stored, raw_dtype=kind)
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+
+
 def _q4_k(blocks):
     codes, head = _scaled_and_shifted(blocks, 15)
     return np.concatenate((*head, _nibbles(codes)), axis=1)

@@ -21,18 +21,19 @@ from engine.kernels.select import ChosenBackend
 from engine.recorded_runner import RecordedRunner
 from engine.runner import TransformerRunner
 from tests.fakes.lagging_lane import LaggingLane
+from tests.fakes.tape import Tape
 
 GPU = torch.device("cuda", 0)
 
 
 class PretendedGpu:
-    """free_bytes: of its memory. recorded, replayed, drawn: how often that was done. short_of_memory: the kinds of work
-    for which it has too little: "record", "step" of a plain runner, and "take", which is all memory that is taken there
+    """free_bytes: of its memory. tape: of steps. drawn: how often that was done. short_of_memory: the kinds of work for
+    which it has too little: "record", "step" of a plain runner, and "take", which is all memory that is taken there
     by name; taken_bytes: of it."""
 
     def __init__(self, free_bytes=1 << 30):
         self.free_bytes = free_bytes
-        self.recorded = self.replayed = self.drawn = self.taken_bytes = 0
+        self.tape, self.drawn, self.taken_bytes = Tape(), 0, 0
         self.short_of_memory = set()
 
     def install(self, monkeypatch):
@@ -57,14 +58,7 @@ class PretendedGpu:
 
     def _record(self, work):
         self._need_memory("record")
-        self.recorded += 1
-        work()
-
-        def replay():
-            self.replayed += 1
-            work()
-
-        return replay
+        return self.tape(work)
 
     def _draw(self, draw, *asked):
         self.drawn += 1

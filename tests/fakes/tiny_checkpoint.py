@@ -7,6 +7,9 @@ from safetensors.torch import save_file
 
 HIDDEN, INNER, VOCAB, HEADS, KV_HEADS, HEAD_DIM, LAYERS = 16, 24, 40, 4, 2, 4, 2
 POSITIONS = 128
+BLOCK_SIZE = 4
+BLOCK_BYTES = LAYERS * 2 * BLOCK_SIZE * KV_HEADS * HEAD_DIM * 4
+"""Of a block of float32 with so many positions."""
 CONFIG = {
     "model_type": "llama",
     "vocab_size": VOCAB,

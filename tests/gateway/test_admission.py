@@ -19,13 +19,14 @@ ONE_AT_A_TIME = Window(branches=1, prompts=1, prompt_tokens=1)
 class Scene:
     """Requests of 3 + 3 tokens by tenants. went: their tenants in the order in which they went."""
 
-    def __init__(self, window=ONE_AT_A_TIME, weights=None, **bounds):
+    def __init__(self, window=ONE_AT_A_TIME, weights=None, light_tokens=0, **bounds):
         self.now, self.window = 100.0, window
         self.admission = Admission(
             Bounds(**{"requests": 100, **bounds}),
             clock=lambda: self.now,
             window=lambda: self.window,
             weight=lambda tenant: (weights or {}).get(tenant, 1.0),
+            light_tokens=light_tokens,
         )
         self.went, self.tasks, self.ends = [], [], []
         self.read = asyncio.Event()

@@ -4,17 +4,17 @@ import asyncio
 
 import pytest
 
-from gateway.window import LIGHT_TOKENS_MAX, Window
+from gateway.window import LIGHT_TOKENS, Window
 from service.errors import Exhausted
 from tests.gateway.test_admission import measured, scene_of, settle
 
-LONG = [5] * (LIGHT_TOKENS_MAX + 1)
-LIGHT = [5] * LIGHT_TOKENS_MAX
+LONG = [5] * (LIGHT_TOKENS + 1)
+LIGHT = [5] * LIGHT_TOKENS
 
 
 def window(branches=10):
     """One prompt at a time."""
-    return Window(branches=branches, prompts=1, prompt_tokens=0, light_tokens=LIGHT_TOKENS_MAX)
+    return Window(branches=branches, prompts=1, prompt_tokens=0)
 
 
 async def crowd(scene, count=4):
@@ -25,7 +25,7 @@ async def crowd(scene, count=4):
 
 
 async def test_a_light_prompt_passes_long_ones_that_wait_to_be_computed_and_these_keep_their_order():
-    async with scene_of(window()) as scene:
+    async with scene_of(window(), light_tokens=LIGHT_TOKENS) as scene:
         await crowd(scene)
         await scene.submit(name="light", prompt=LIGHT)
         await scene.submit(name="another", prompt=LIGHT)
@@ -37,7 +37,7 @@ async def test_a_light_prompt_passes_long_ones_that_wait_to_be_computed_and_thes
 
 
 async def test_half_of_the_seats_are_left_to_those_who_were_passed():
-    async with scene_of(window(branches=10)) as scene:
+    async with scene_of(window(branches=10), light_tokens=LIGHT_TOKENS) as scene:
         await crowd(scene)
         for number in range(6):
             await scene.submit(name=str(number), prompt=LIGHT)
@@ -47,7 +47,7 @@ async def test_half_of_the_seats_are_left_to_those_who_were_passed():
 
 
 async def test_nobody_passes_one_that_waits_for_seats():
-    async with scene_of(window(branches=10)) as scene:
+    async with scene_of(window(branches=10), light_tokens=LIGHT_TOKENS) as scene:
         await scene.submit(name="first", prompt=LONG)
         await scene.submit(name="wide", prompt=LONG, best_of=10)
         await scene.submit(name="light", prompt=LIGHT)
@@ -57,7 +57,7 @@ async def test_nobody_passes_one_that_waits_for_seats():
 
 
 async def test_tenants_take_turns_among_light_prompts_too():
-    async with scene_of(window(branches=2)) as scene:
+    async with scene_of(window(branches=2), light_tokens=LIGHT_TOKENS) as scene:
         await scene.submit("a", name="long", prompt=LONG)
         await scene.submit("a", name="next", prompt=LONG)
         for number in range(3):
@@ -70,7 +70,7 @@ async def test_tenants_take_turns_among_light_prompts_too():
 
 
 async def test_one_that_is_cancelled_while_it_waits_is_passed_over():
-    async with scene_of(window(branches=2)) as scene:
+    async with scene_of(window(branches=2), light_tokens=LIGHT_TOKENS) as scene:
         await crowd(scene)
         gone = await scene.submit(name="gone", prompt=LIGHT)
         await scene.submit(name="stays", prompt=LIGHT)
@@ -83,7 +83,7 @@ async def test_one_that_is_cancelled_while_it_waits_is_passed_over():
 
 
 async def test_no_deadline_of_a_light_prompt_is_given_up_for_what_it_passes():
-    async with scene_of() as scene:
+    async with scene_of(light_tokens=LIGHT_TOKENS) as scene:
         await measured(scene)
         scene.window = window()
         for _ in range(9):

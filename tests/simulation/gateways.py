@@ -8,7 +8,7 @@ from crossdock.worker.v1 import worker_pb2 as pb
 from gateway.admission import Admission, Bounds
 from gateway.attach import Dialect, make_hello
 from gateway.orchestrator import Orchestrator
-from gateway.window import window_of
+from gateway.window import LIGHT_TOKENS, window_of
 from gateway.worker_pool import WorkerPool, WorkerState
 from service.errors import ServiceError
 from tests.fakes.places import answered
@@ -27,7 +27,12 @@ class GatewayProcess(Looped):
         hello = make_hello(name, self.epoch)
         self.prefills = self._pool(prefills, pb.PrefillServiceAttachRequest, hello)
         self.decodes = self._pool(decodes, pb.DecodeServiceAttachRequest, hello)
-        self.admission = Admission(Bounds(requests=REQUESTS_MAX), clock=self.clock, window=self._window)
+        self.admission = Admission(
+            Bounds(requests=REQUESTS_MAX),
+            clock=self.clock,
+            window=self._window,
+            light_tokens=LIGHT_TOKENS,
+        )
         self.orchestrator = Orchestrator(
             prefills=self.prefills,
             decodes=self.decodes,
